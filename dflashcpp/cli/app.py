@@ -1,0 +1,85 @@
+"""The command table, and the one place where an error becomes an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from dflashcpp.cli._output import Output
+from dflashcpp.errors import DflashError
+
+# A module `dflashcpp.cli.<module>` holds a function of the command's name; the order is that of --help.
+COMMANDS = ("demo", "convert", "inspect", "verify", "build", "patches", "plan", "serve", "chat", "pull", "pairs")
+
+app = typer.Typer(
+    name="dflashcpp",
+    help="DFlash and DFlash-2 drafters in llama.cpp: convert, build, plan memory, serve, measure.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        Output().text(f"dflashcpp {importlib.metadata.version('dflashcpp')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Nothing of its own: the commands do the work."""
+
+
+def register() -> None:
+    """Add every command of COMMANDS to the application, once."""
+    if app.registered_commands:
+        return
+    for name in COMMANDS:
+        if importlib.util.find_spec(f"dflashcpp.cli.{name}") is None:
+            continue  # FIXME: goes when every command of the table exists
+        module = importlib.import_module(f"dflashcpp.cli.{name}")
+        settings = getattr(module, "CONTEXT_SETTINGS", None)
+        app.command(name, context_settings=settings, no_args_is_help=False)(getattr(module, name))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code: 0 done, 1 failed, 2 wrong usage.
+
+    Errors of ours become a sentence and a next step; Ctrl-C is 130, a closed pipe is quiet.
+    """
+    register()
+    before, _, _ = "\0".join(arguments).partition("\0--\0")
+    output = Output(as_json="--json" in before.split("\0"))
+    try:
+        return app(arguments, standalone_mode=False) or 0
+    except DflashError as error:
+        output.error(error)
+        return error.exit_code
+    except typer.Exit as stop:
+        return stop.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        output.status("interrupted")
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        output.error(DflashError(f"{error.strerror or error}{where}"))
+        return 1
+    except TyperException as error:
+        error.show()
+        return error.exit_code

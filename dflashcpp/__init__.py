@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from dflashcpp.llamacpp import build
     from dflashcpp.memory import plan
     from dflashcpp.server import LlamaServer
-    from dflashcpp.verify import verify
 
 _HOME = {
     "Client": "dflashcpp.client",
@@ -27,10 +26,9 @@ _HOME = {
     "build": "dflashcpp.llamacpp",
     "convert": "dflashcpp.conversion",
     "plan": "dflashcpp.memory",
-    "verify": "dflashcpp.verify",
 }
 
-__all__ = ["Client", "DflashError", "Drafter", "LlamaServer", "build", "convert", "plan", "verify"]
+__all__ = ["Client", "DflashError", "Drafter", "LlamaServer", "build", "convert", "plan"]
 
 
 def __getattr__(name: str) -> Any:

@@ -35,6 +35,11 @@ class Flag:
         return "has been removed" in self.text
 
     @property
+    def further_values(self) -> int:
+        """How many values follow the first: 1 for `START END`."""
+        return 1 if self.value and re.fullmatch(r"[A-Z]+ [A-Z]+", self.value) else 0
+
+    @property
     def long(self) -> str:
         """The first name with two dashes, the one that is easiest to read."""
         return next((name for name in self.names if name.startswith("--")), self.names[0])
@@ -42,14 +47,18 @@ class Flag:
 
 @dataclass(frozen=True)
 class Given:
-    """A flag as somebody gave it: the name used, and the value as text (None for a switch)."""
+    """A flag as somebody gave it: the name used, and its value as text (None for a switch).
+
+    `more` holds further values, for the few flags that take two.
+    """
 
     name: str
     value: str | None = None
+    more: tuple[str, ...] = ()
 
     def argv(self) -> list[str]:
         """As arguments of a process."""
-        return [self.name] if self.value is None else [self.name, self.value]
+        return [self.name] if self.value is None else [self.name, self.value, *self.more]
 
 
 @dataclass(frozen=True)
@@ -146,7 +155,9 @@ class FlagTable:
         if equals:
             return Given(name, value)
         if rest and not self._must_be_flag(rest[0]):
-            return Given(name, rest.pop(0))
+            value = rest.pop(0)
+            more = tuple(rest.pop(0) for _ in range(flag.further_values) if rest)
+            return Given(name, value, more)
         if _OPTIONAL.match(flag.value):
             return Given(name)
         raise UsageError(f"{name} needs a value: {name} {flag.value}")

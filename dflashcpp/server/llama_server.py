@@ -1,0 +1,282 @@
+"""`LlamaServer`: one llama-server child, started, proved, watched and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from dflashcpp import paths
+from dflashcpp.client import Client
+from dflashcpp.errors import DflashError
+from dflashcpp.progress import SILENT, Progress
+from dflashcpp.server import diagnose, logs, readiness
+from dflashcpp.server.flags import FlagTable, Given, Parsed, from_options, read_flags
+from dflashcpp.server.launch import Launch, compose, environment, read_api_key
+from dflashcpp.server.ports import check_port
+from dflashcpp.server.preflight import check_files
+from dflashcpp.server.process import Child, write_pidfile
+
+if TYPE_CHECKING:
+    from dflashcpp.llamacpp import Build
+    from dflashcpp.memory.engine import EngineMemory
+    from dflashcpp.pairs import Pair
+
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A llama-server to run: its file, its flags, and its base where it is known."""
+
+    binary: Path
+    table: FlagTable
+    base: str | None = None
+
+
+def find_engine(build: Build | Path | str | None = None) -> Engine:
+    """The llama-server to run: of this build, at this path, or of the newest build in the cache.
+
+    Raises DflashError when there is none.
+    """
+    if isinstance(build, str | Path):
+        binary = Path(build).expanduser()
+        return Engine(binary, read_flags(binary))
+    if build is None:
+        from dflashcpp.llamacpp import find_build
+
+        build = find_build()
+        if build is None:
+            raise DflashError("llama.cpp is not built yet", hint="build it with: dflashcpp build")
+    binary = build.binary("llama-server")
+    return Engine(binary, read_flags(binary), build.base)
+
+
+class LlamaServer:
+    """A context manager around one llama-server.
+
+        with LlamaServer("target.gguf", "dflash.gguf", spec_draft_n_max=4) as server:
+            print(server.client().chat("Hello").text)
+
+    `flags` are llama-server's long names with underscores (`ctx_size=4096`, `flash_attn="on"`, True for a
+    switch); `extra` is passed on as it is. `port=0` takes a free one. `build`: a Build, the path of a
+    llama-server, or the newest build in the cache. Entering starts it and waits until it has generated a
+    token and, with a drafter, made a draft; leaving ends it.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        draft: str | Path | None = None,
+        *,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        alias: str | None = None,
+        build: Build | Path | str | None = None,
+        extra: Sequence[str] = (),
+        log: Path | None = None,
+        stall: float = readiness.STALL_SECONDS,
+        progress: Progress = SILENT,
+        **flags: Value,
+    ) -> None:
+        engine = find_engine(build)
+        given = [*from_options(flags, engine.table), Given("--port", str(port)), Given("--host", host)]
+        launch = prepare(engine, Parsed(tuple(given), (), tuple(extra)), model, draft, alias=alias)
+        self._setup(launch, log, stall, progress)
+
+    @classmethod
+    def of(
+        cls,
+        launch: Launch,
+        *,
+        log: Path | None = None,
+        stall: float = readiness.STALL_SECONDS,
+        progress: Progress = SILENT,
+    ) -> LlamaServer:
+        """A server for a launch that was put together already."""
+        made = cls.__new__(cls)
+        made._setup(launch, log, stall, progress)
+        return made
+
+    def _setup(self, launch: Launch, log: Path | None, stall: float, progress: Progress) -> None:
+        self.launch = launch
+        self.log = log or folder_of(launch.port) / "server.log"
+        self.proof: readiness.Proof | None = None
+        self._stall, self._progress = stall, progress
+        self._child: Child | None = None
+        self._memory: EngineMemory | None = None
+        self._log_start = 0
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return self.launch.url
+
+    @property
+    def argv(self) -> list[str]:
+        """Its command line."""
+        return self.launch.argv
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Risks that were taken."""
+        return self.launch.warnings
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._running().pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs (or before it was started); negative when a signal ended it."""
+        return self._child.returncode if self._child else None
+
+    @property
+    def pidfile(self) -> Path:
+        """Where this server is noted while it runs."""
+        return folder_of(self.launch.port) / "server.json"
+
+    @property
+    def memory(self) -> EngineMemory | None:
+        """Buffers of target and drafter as llama-server told them; None before a start."""
+        return self._memory
+
+    def client(self, **options: Any) -> Client:
+        """A Client for this server."""
+        return Client(self.url, read_api_key(self.launch.api_key_file), **options)
+
+    def start(self) -> LlamaServer:
+        """Start, wait until ready, prove drafting. Raises DflashError; the child is ended then."""
+        check_port(self.launch.host, self.launch.port)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        logs.rotate(self.log)
+        self._log_start = 0
+        self._child = Child(self.argv, self.log, environment=environment())
+        try:
+            self._child.start()
+            self._note()
+            self._prove()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _prove(self) -> None:
+        client = self.client(retries=0)
+        readiness.wait_ready(
+            client,
+            self.launch.nonce,
+            self.log,
+            ended=self.failure,
+            stall=self._stall,
+            progress=self._progress,
+        )
+        if self.launch.draft is not None:
+            self.proof = readiness.prove_drafting(client, self.failure)
+        self._memory = self._read_memory()
+
+    def _read_memory(self) -> EngineMemory:
+        from dflashcpp.memory.engine import parse_log
+
+        with self.log.open(encoding="utf-8", errors="replace") as lines:
+            return parse_log(lines)
+
+    def _note(self) -> None:
+        child = self._running()
+        if child.identity is None:
+            return  # it ended at once: waiting for it will say why
+        launch = self.launch
+        facts = {"url": launch.url, "port": launch.port, "alias": launch.alias, "model": launch.model}
+        facts |= {"draft": launch.draft, "argv": self.argv, "work": launch.same_work(), "log": self.log}
+        write_pidfile(self.pidfile, child.identity, **facts)
+
+    def failure(self, when: str = "") -> DflashError | None:
+        """Why the child ended; None while it runs."""
+        code = self.returncode
+        return (
+            None if code is None else diagnose.explain_exit(self.log, code, since=self._log_start, when=when)
+        )
+
+    def stop(self, grace: float = 10.0) -> int | None:
+        """End the child and only it; its exit code."""
+        if self._child is None:
+            return None
+        code = self._child.stop(grace)
+        self.pidfile.unlink(missing_ok=True)
+        return code
+
+    def _running(self) -> Child:
+        if self._child is None:
+            raise DflashError("the server was not started", hint="use it in a with block, or call start()")
+        return self._child
+
+    def __enter__(self) -> LlamaServer:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def folder_of(port: int) -> Path:
+    """Where the log and the pidfile of the server on this port are."""
+    return paths.state_dir("servers", str(port))
+
+
+def prepare(
+    engine: Engine,
+    parsed: Parsed,
+    model: str | Path,
+    draft: str | Path | None,
+    *,
+    recommended: Mapping[str, Any] | None = None,
+    alias: str | None = None,
+) -> Launch:
+    """Check the two files and put the launch together, without starting anything. Raises DflashError."""
+    model_path = _existing(model, "-m")
+    draft_path = _existing(draft, "-md") if draft is not None else None
+    checked = check_files(model_path, draft_path, engine.base)
+    launch = compose(
+        engine.table,
+        engine.binary,
+        parsed.flags,
+        parsed.verbatim,
+        model=model_path,
+        draft=draft_path,
+        drafter=checked.drafter,
+        recommended=recommended,
+        alias=alias,
+    )
+    from dataclasses import replace
+
+    return replace(launch, warnings=(*checked.warnings, *launch.warnings))
+
+
+def _existing(path: str | Path, flag: str) -> Path:
+    found = Path(path).expanduser()
+    if found.is_dir():
+        raise DflashError(f"{flag} {path} is a folder", hint="pass the GGUF file itself")
+    if not found.exists():
+        raise DflashError(f"{flag} {path}: there is no such file", hint="known pairs: dflashcpp pairs")
+    return found.absolute()
+
+
+def pair_launch(
+    engine: Engine,
+    pair: Pair,
+    parsed: Parsed,
+    *,
+    with_draft: bool = True,
+    type: str | None = None,
+    progress: Progress = SILENT,
+) -> Launch:
+    """The launch of a known pair: files fetched and converted where they are not there yet."""
+    from dflashcpp.pairs import ensure_drafter, ensure_target
+
+    model = ensure_target(pair, progress)
+    draft = ensure_drafter(pair, progress, type=type, target=model) if with_draft else None
+    return prepare(engine, parsed, model, draft, recommended=pair.flags, alias=pair.name)

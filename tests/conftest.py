@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dflashcpp import llamacpp
+from dflashcpp import knowledge, llamacpp
 from dflashcpp.progress import Progress
+from tests.support import stand_in as stand_in_llama
+from tests.support.stand_in import StandIn
 
 
 class _Talk(Progress):
@@ -36,3 +43,53 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "a cache"
     monkeypatch.setenv("DFLASHCPP_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def _stand_in_made(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
+    text = (knowledge.folder("patches") / "bases.toml").read_text(encoding="utf-8")
+    settings = text[text.index("[cmake]") : text.index("[bases.")]
+    return stand_in_llama.make(tmp_path_factory.mktemp("a stand-in"), settings=settings)
+
+
+@contextmanager
+def _only_base(made: StandIn, folder: Path, cache: Path) -> Iterator[StandIn]:
+    """Make the stand-in the only base there is, and its sdist the only package pip finds."""
+    shutil.copytree(made.knowledge, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(knowledge, "root", lambda: folder)
+        patch.setenv("DFLASHCPP_CACHE", str(cache))
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", made.sdists.as_uri())
+        patch.setenv("PIP_NO_CACHE_DIR", "1")
+        patch.setenv("PIP_CONFIG_FILE", os.devnull)
+        knowledge.table.cache_clear()
+        yield replace(made, knowledge=folder)
+    knowledge.table.cache_clear()
+
+
+@pytest.fixture
+def stand_in(_stand_in_made: StandIn, tmp_path: Path, own_cache: Path) -> Iterator[StandIn]:
+    """A small llama.cpp that is the only base there is, with the real cmake settings; the cache is empty."""
+    with _only_base(_stand_in_made, tmp_path / "knowledge", own_cache) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def _built_cache(_stand_in_made: StandIn, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in, built patched and pristine, once for all tests."""
+    folder = tmp_path_factory.mktemp("built")
+    with _only_base(_stand_in_made, folder / "knowledge", folder / "cache") as made:
+        made.write_series(stand_in_llama.SERIES)
+        llamacpp.build()
+        llamacpp.build(patches=False)
+    return folder / "cache"
+
+
+@pytest.fixture
+def built_stand_in(stand_in: StandIn, own_cache: Path, _built_cache: Path) -> StandIn:
+    """The stand-in with its series, and both its builds and its source in the cache."""
+    stand_in.write_series(stand_in_llama.SERIES)
+    for name in ("builds", "sources"):
+        shutil.copytree(_built_cache / name, own_cache / name, symlinks=True)
+    return stand_in

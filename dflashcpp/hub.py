@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def _explained(repo: str, name: str, revision: str | None, error: Exception) -> 
 
 def _bar_class(task: Task) -> Any:
     """A tqdm that tells `task` instead of drawing."""
-    from tqdm.auto import tqdm
+    tqdm: Any = importlib.import_module("tqdm.auto").tqdm
 
     class Told(tqdm):
         def __init__(self, *arguments: Any, **options: Any) -> None:

@@ -45,7 +45,16 @@ class Output:
                 sys.stdout.write(piece)
                 sys.stdout.flush()
 
-    def table(self, headers: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
+    def aside(self, piece: str) -> None:
+        """A piece of streamed talk, such as a model's reasoning, shown at once on stderr."""
+        if not self.quiet:
+            with self._lock:
+                sys.stderr.write(piece)
+                sys.stderr.flush()
+
+    def table(
+        self, headers: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None
+    ) -> None:
         """A table for a person, numbers to the right; silent with `--json`."""
         if self.as_json:
             return
@@ -126,7 +135,11 @@ class _Bar(Task):
             TransferSpeedColumn,
         )
 
-        counts = [DownloadColumn(binary_units=True), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn()]
+        counts = (
+            [DownloadColumn(binary_units=True), TransferSpeedColumn()]
+            if unit == "bytes"
+            else [MofNCompleteColumn()]
+        )
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

@@ -16,7 +16,24 @@ from dflashcpp.cli._output import Output
 from dflashcpp.errors import DflashError
 
 # A module `dflashcpp.cli.<module>` holds a function of the command's name; the order is that of --help.
-COMMANDS = ("demo", "convert", "inspect", "verify", "build", "patches", "plan", "serve", "chat", "pull", "pairs")
+COMMANDS = (
+    "demo",
+    "convert",
+    "inspect",
+    "verify",
+    "build",
+    "patches",
+    "plan",
+    "serve",
+    "chat",
+    "status",
+    "logs",
+    "stop",
+    "tunnel",
+    "pull",
+    "pairs",
+    "use",
+)
 
 app = typer.Typer(
     name="dflashcpp",
@@ -52,7 +69,8 @@ def register() -> None:
             continue  # FIXME: goes when every command of the table exists
         module = importlib.import_module(f"dflashcpp.cli.{name}")
         settings = getattr(module, "CONTEXT_SETTINGS", None)
-        app.command(name, context_settings=settings, no_args_is_help=False)(getattr(module, name))
+        kind = getattr(module, "COMMAND_CLASS", None)
+        app.command(name, cls=kind, context_settings=settings, no_args_is_help=False)(getattr(module, name))
 
 
 def run(arguments: list[str]) -> int:

@@ -93,12 +93,9 @@ def tail(log: Path, size: int = _TAIL_BYTES) -> str:
         return ""
 
 
-def explain_exit(log: Path, returncode: int, *, since: int = 0, when: str = "") -> DflashError:
-    """Why llama-server ended, as an error: cause, what to do, and where its log is.
-
-    `since`: how long the log was when this server was started, in bytes.
-    """
-    text = tail(log, max(0, min(_TAIL_BYTES, (log.stat().st_size if log.exists() else 0) - since)))
+def explain_exit(log: Path, returncode: int, *, when: str = "") -> DflashError:
+    """Why llama-server ended, as an error: cause, what to do, and where its log is."""
+    text = tail(log)
     known = diagnose(text, returncode)
     state = f"signal {_signal_name(returncode)}" if returncode < 0 else f"exit code {returncode}"
     moment = f" {when}" if when else ""

@@ -8,14 +8,11 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflashcpp import knowledge
 from dflashcpp.errors import DflashError, UsageError
 from dflashcpp.server.flags import FlagTable, Given
-
-if TYPE_CHECKING:
-    from dflashcpp.drafter import Drafter
 
 SPEC_TYPE = "draft-dflash"
 DEFAULT_N_MAX = 4
@@ -133,11 +130,15 @@ def compose(
     *,
     model: Path,
     draft: Path | None,
-    drafter: Drafter | None = None,
+    depth: int | None = None,
+    version: int | None = None,
     recommended: Mapping[str, Any] | None = None,
     alias: str | None = None,
 ) -> Launch:
-    """Put the launch together. `recommended` are a pair's flags: used where the user gave none.
+    """Put the launch together.
+
+    `depth`: how many tokens the drafter was trained to draft; `version`: 1 DFlash, 2 DFlash-2.
+    `recommended`: a pair's flags, used where the user gave none.
 
     Raises UsageError and DflashError for what cannot work.
     """
@@ -152,9 +153,9 @@ def compose(
     port = _whole(made.take("--port") or "8080", "--port")
     alias = made.take("--alias") or alias or model.stem
     nonce = f"~dflashcpp-{secrets.token_hex(6)}"
-    spec = _drafting(made, draft, drafter)
+    spec = _drafting(made, draft, depth)
     _defaults(made, host)
-    _risks(made, drafter, draft)
+    _risks(made, version, draft)
     key_file = _api_key_file(made)
     port = port or free_port(host)
     head = [Given("--model", str(model)), *spec]
@@ -175,7 +176,7 @@ def compose(
     )
 
 
-def _drafting(made: _Composer, draft: Path | None, drafter: Drafter | None) -> list[Given]:
+def _drafting(made: _Composer, draft: Path | None, depth: int | None) -> list[Given]:
     """A drafter without `--spec-type draft-dflash` is silently ignored by llama-server: always say it."""
     asked = made.take("--spec-type")
     if draft is None:
@@ -197,22 +198,21 @@ def _drafting(made: _Composer, draft: Path | None, drafter: Drafter | None) -> l
         )
     if types:
         made.warnings.append(f"--spec-type {asked}: {SPEC_TYPE} and others take turns, they are not combined")
-    made.put("--spec-draft-n-max", str(_n_max(made, drafter)))
+    made.put("--spec-draft-n-max", str(_n_max(made, depth)))
     return [Given("--model-draft", str(draft)), Given("--spec-type", ",".join([SPEC_TYPE, *types]))]
 
 
 _DRAFT_ONLY = ("--spec-draft-n-max", "--spec-draft-n-min", "--spec-draft-p-min", "--spec-draft-ngl")
 
 
-def _n_max(made: _Composer, drafter: Drafter | None) -> int:
+def _n_max(made: _Composer, depth: int | None) -> int:
     asked = made.value("--spec-draft-n-max")
     wanted = _whole(asked, "--spec-draft-n-max") if asked is not None else DEFAULT_N_MAX
     if wanted < 1:
         raise UsageError(
             f"--spec-draft-n-max {wanted}: nothing would be drafted", hint="leave -md out instead"
         )
-    depth = drafter.max_draft if drafter else wanted
-    if wanted > depth:
+    if depth is not None and wanted > depth:
         text = f"--spec-draft-n-max {wanted} is more than the drafter was trained for: {depth} is used"
         (made.warnings if asked is not None else made.notes).append(text)
         wanted = depth
@@ -252,12 +252,12 @@ def _defaults(made: _Composer, host: str) -> None:
         made.notes.append(f"{name} is set in the environment: llama-server reads it too")
 
 
-def _risks(made: _Composer, drafter: Drafter | None, draft: Path | None) -> None:
+def _risks(made: _Composer, version: int | None, draft: Path | None) -> None:
     """The table `[[risk]]` of models/serving.toml."""
     holds = {
         "always": True,
         "drafter": draft is not None,
-        "dflash2": drafter is not None and drafter.version == 2,
+        "dflash2": version == 2,
     }
     said: set[str] = set()
     for risk in knowledge.table("models/serving.toml")["risk"]:

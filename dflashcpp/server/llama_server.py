@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from dflashcpp.server.flags import FlagTable, Given, Parsed, from_options, read_
 from dflashcpp.server.launch import Launch, compose, environment, read_api_key
 from dflashcpp.server.ports import check_port
 from dflashcpp.server.preflight import check_files
-from dflashcpp.server.process import Child, write_pidfile
+from dflashcpp.server.process import Child, Identity, write_pidfile
 
 if TYPE_CHECKING:
     from dflashcpp.llamacpp import Build
@@ -104,10 +104,11 @@ class LlamaServer:
         self.launch = launch
         self.log = log or folder_of(launch.port) / "server.log"
         self.proof: readiness.Proof | None = None
+        self.reasons: list[str] = []
+        self.supervisor: Identity | None = None
         self._stall, self._progress = stall, progress
         self._child: Child | None = None
         self._memory: EngineMemory | None = None
-        self._log_start = 0
 
     @property
     def url(self) -> str:
@@ -153,14 +154,16 @@ class LlamaServer:
         check_port(self.launch.host, self.launch.port)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         logs.rotate(self.log)
-        self._log_start = 0
         self._child = Child(self.argv, self.log, environment=environment())
         try:
             self._child.start()
-            self._note()
+            self._note(ready=False)
             self._prove()
+            self._note(ready=True)
         except BaseException:
-            self.stop()
+            self._child.stop()
+            if self.supervisor is None:  # one that is looked after stays noted while it is started again
+                self.pidfile.unlink(missing_ok=True)
             raise
         return self
 
@@ -184,21 +187,26 @@ class LlamaServer:
         with self.log.open(encoding="utf-8", errors="replace") as lines:
             return parse_log(lines)
 
-    def _note(self) -> None:
+    def _note(self, *, ready: bool) -> None:
         child = self._running()
         if child.identity is None:
             return  # it ended at once: waiting for it will say why
         launch = self.launch
-        facts = {"url": launch.url, "port": launch.port, "alias": launch.alias, "model": launch.model}
+        facts: dict[str, Any] = {
+            "url": launch.url,
+            "port": launch.port,
+            "alias": launch.alias,
+            "model": launch.model,
+        }
         facts |= {"draft": launch.draft, "argv": self.argv, "work": launch.same_work(), "log": self.log}
+        facts |= {"api_key_file": launch.api_key_file, "ready": ready, "restarts": self.reasons}
+        facts |= {"supervisor": asdict(self.supervisor) if self.supervisor else None}
         write_pidfile(self.pidfile, child.identity, **facts)
 
     def failure(self, when: str = "") -> DflashError | None:
         """Why the child ended; None while it runs."""
         code = self.returncode
-        return (
-            None if code is None else diagnose.explain_exit(self.log, code, since=self._log_start, when=when)
-        )
+        return None if code is None else diagnose.explain_exit(self.log, code, when=when)
 
     def stop(self, grace: float = 10.0) -> int | None:
         """End the child and only it; its exit code."""
@@ -207,6 +215,21 @@ class LlamaServer:
         code = self._child.stop(grace)
         self.pidfile.unlink(missing_ok=True)
         return code
+
+    def report(self) -> dict[str, Any]:
+        """What a start showed, as plain values: address, pid, argv, proof of drafting, memory in MiB."""
+        memory = self._memory
+        return {
+            "url": self.url,
+            "pid": self.pid,
+            "spec_type": self.launch.spec_type,
+            "memory": memory.as_dict() if memory else {},
+            "rows": memory.table()[1] if memory else [],
+            "proof": asdict(self.proof) if self.proof else None,
+            "argv": self.argv,
+            "log": str(self.log),
+            "warnings": list(self.warnings),
+        }
 
     def _running(self) -> Child:
         if self._child is None:
@@ -247,12 +270,11 @@ def prepare(
         parsed.verbatim,
         model=model_path,
         draft=draft_path,
-        drafter=checked.drafter,
+        depth=checked.drafter.max_draft if checked.drafter else None,
+        version=checked.drafter.version if checked.drafter else None,
         recommended=recommended,
         alias=alias,
     )
-    from dataclasses import replace
-
     return replace(launch, warnings=(*checked.warnings, *launch.warnings))
 
 

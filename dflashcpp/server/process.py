@@ -48,6 +48,11 @@ class Identity:
         except (psutil.Error, OSError):
             return None
 
+    @classmethod
+    def of_this(cls) -> Identity | None:
+        """This very process."""
+        return cls.of(os.getpid())
+
     def alive(self) -> bool:
         """Whether this very process runs."""
         return Identity.of(self.pid) == self

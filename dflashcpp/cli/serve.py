@@ -1,0 +1,104 @@
+"""`dflashcpp serve`: llama-server with a drafter, started, proved and watched."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dflashcpp.cli import _llama_args, _serving
+from dflashcpp.cli._options import DryRunOption, JsonOption
+from dflashcpp.cli._output import Output
+
+if TYPE_CHECKING:
+    from dflashcpp.server.launch import Launch
+
+CONTEXT_SETTINGS = _llama_args.CONTEXT_SETTINGS
+COMMAND_CLASS = _llama_args.LlamaCommand
+
+
+def serve(
+    ctx: typer.Context,
+    words: _llama_args.Words = None,
+    draft_type: Annotated[
+        str | None, typer.Option("--draft-type", metavar="TYPE", help="Quantise the pair's drafter to this.")
+    ] = None,
+    no_draft: Annotated[
+        bool, typer.Option("--no-draft", help="Serve the target alone, as a baseline.")
+    ] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Start it again when it dies.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Leave it running; see status, logs, stop.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show llama-server's log.")] = False,
+    build: _llama_args.BuildOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve a target with its drafter, until Ctrl-C.
+
+    Without PAIR or -m: the pair of the config file, else the built-in one. llama-server's flags are taken
+    as they are (-m -md -c -np -ngl -ngld -fa -ctk -ctv -ctkd -ctvd --spec-draft-n-max --port --host ...);
+    those this build does not know are refused, unless they stand after --.
+    """
+    output = Output(as_json=as_json)
+    engine = _serving.engine(build, output, may_build=not dry_run)
+    parsed = engine.table.split(_llama_args.arguments(ctx, words))
+    if dry_run:
+        launch, missing = _serving.planned(engine, parsed, with_draft=not no_draft, type=draft_type)
+        _say(output, launch)
+        data = {"argv": launch.argv, "spec_type": launch.spec_type, "url": launch.url, "first": missing}
+        output.result(data, "\n".join([*(f"# first: {step}" for step in missing), shlex.join(launch.argv)]))
+        return
+    launch, _ = _serving.launch(engine, parsed, output, with_draft=not no_draft, type=draft_type)
+    _say(output, launch)
+    if detach:
+        from dflashcpp.server import detached
+
+        _show(output, detached.start(launch, restart=restart, progress=output.progress()))
+        return
+    _run(output, launch, restart=restart, verbose=verbose)
+
+
+def _run(output: Output, launch: Launch, *, restart: bool, verbose: bool) -> None:
+    from dflashcpp.server import LlamaServer, supervise
+    from dflashcpp.server.process import Identity
+
+    server = LlamaServer.of(launch, progress=output.progress())
+    server.supervisor = Identity.of_this()
+    with supervise.Signals():
+        try:
+            with server:
+                _show(output, server.report())
+                output.status("Ctrl-C ends it" if sys.stdin.isatty() else f"its log: {server.log}")
+                if verbose:
+                    supervise.show_log(server, output.status)
+                supervise.watch(server, restart=restart, say=output.status)
+        except supervise.Told:
+            if server.proof is None and server.memory is None:
+                raise KeyboardInterrupt from None  # it was not up yet
+
+
+def _say(output: Output, launch: Launch) -> None:
+    for note in launch.notes:
+        output.status(f"note: {note}")
+    for warning in launch.warnings:
+        output.warning(warning)
+
+
+def _show(output: Output, report: dict[str, Any]) -> None:
+    """The result of a start: address, proof, memory."""
+    rows = report.pop("rows")
+    if output.as_json:
+        output.result(report)
+        return
+    output.table(["context", "memory", "device", "MiB"], rows, title="memory as llama-server reports it")
+    proof = report["proof"]
+    if proof:
+        counts = f"{proof['drafted']} drafted, {proof['accepted']} accepted"
+        output.text(f"drafting: {report['spec_type']}, proved: {counts}")
+    else:
+        output.text("drafting: none")
+    output.text(f"ready: {report['url']} (pid {report['pid']})")

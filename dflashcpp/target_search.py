@@ -1,0 +1,93 @@
+"""Finding a drafter's target: as given, beside the checkpoint, by the known pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dflashcpp.checkpoint import Checkpoint
+from dflashcpp.drafter import Drafter
+from dflashcpp.errors import DflashError
+from dflashcpp.progress import Progress
+from dflashcpp.provenance import read_card, verifier
+from dflashcpp.target import Target, read_target
+
+
+def find_target(
+    checkpoint: Checkpoint, place: Path, given: str | Path | None, progress: Progress, *, fetch: bool = True
+) -> Target:
+    """The target of a checkpoint.
+
+    `given` is what the user said; without it: a GGUF beside the checkpoint, the known pair with this
+    drafter. Raises DflashError naming the target that the drafter wants.
+    """
+    if given is not None:
+        return _given(given)
+    return _beside(checkpoint) or _by_pair(checkpoint, progress) or _nothing(checkpoint)
+
+
+def _given(given: str | Path) -> Target:
+    path = Path(given)
+    if not path.exists():
+        raise DflashError(f"there is no target {given}", hint="--target wants the GGUF of the target")
+    if path.is_dir():
+        raise DflashError(f"{given} is a folder; give the target's GGUF")
+    return read_target(path)
+
+
+def _beside(checkpoint: Checkpoint) -> Target | None:
+    """The one GGUF beside the checkpoint that is no drafter."""
+    found = []
+    for path in sorted(checkpoint.path.glob("*.gguf")):
+        try:
+            found.append(read_target(path))
+        except DflashError:
+            continue  # a drafter, or no complete GGUF
+    fitting = [target for target in found if target.hidden == checkpoint.drafter.hidden]
+    if len(fitting) > 1:
+        names = ", ".join(target.source for target in fitting)
+        raise DflashError(
+            f"several GGUF files beside the checkpoint could be its target: {names}",
+            hint="say which one with --target",
+        )
+    return fitting[0] if fitting else None
+
+
+def _by_pair(checkpoint: Checkpoint, progress: Progress) -> Target | None:
+    """The target of the known pair whose drafter has this geometry."""
+    from dflashcpp import pairs
+
+    for pair in pairs.list_pairs():
+        if not _is_drafter_of(checkpoint.drafter, pair):
+            continue
+        progress.say(f"target: {pair.target.where}, of the known pair {pair.name}")
+        local = pairs.local_target(pair)
+        return read_target(local if local is not None else pairs.ensure_target(pair, progress))
+    return None
+
+
+def _is_drafter_of(drafter: Drafter, pair: object) -> bool:
+    facts = getattr(pair, "facts", {})
+    ours = drafter.to_dict()
+    known = {
+        key: value for key, value in facts.get("drafter", {}).items() if key in ours and key != "version"
+    }
+    same = all(
+        list(ours[key]) == value if key == "taps" else ours[key] == value for key, value in known.items()
+    )
+    return bool(known) and same and facts.get("target", {}).get("layers") == drafter.target_layers
+
+
+def _nothing(checkpoint: Checkpoint) -> Target:
+    drafter, named = checkpoint.drafter, wanted_target(checkpoint)
+    layers = f"{drafter.target_layers} layers, " if drafter.target_layers else ""
+    vocab = f", {drafter.vocab} tokens" if drafter.vocab else ""
+    wanted = named or f"a target with {layers}hidden size {drafter.hidden}{vocab}"
+    raise DflashError(
+        f"{checkpoint.files.weights[0]} has no tokenizer and no target was given; it is for {wanted}",
+        hint="pass the target's GGUF with --target FILE (its tokenizer is copied, its weights are not read)",
+    )
+
+
+def wanted_target(checkpoint: Checkpoint) -> str | None:
+    """The target's name as the config or the model card gives it."""
+    return verifier(checkpoint) or read_card(checkpoint.path).get("base_model")

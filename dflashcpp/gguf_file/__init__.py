@@ -6,7 +6,15 @@ from pathlib import Path
 
 from dflashcpp.gguf_file.header import Header, Kv, TensorInfo
 from dflashcpp.gguf_file.parse import parse
-from dflashcpp.gguf_file.types import TensorType, ValueType, is_quantised, layer_of, row_bytes, tensor_bytes
+from dflashcpp.gguf_file.types import (
+    TensorType,
+    ValueType,
+    block_size,
+    is_quantised,
+    layer_of,
+    row_bytes,
+    tensor_bytes,
+)
 from dflashcpp.gguf_file.writer import GgufWriter
 
 __all__ = [
@@ -16,6 +24,7 @@ __all__ = [
     "TensorInfo",
     "TensorType",
     "ValueType",
+    "block_size",
     "is_quantised",
     "layer_of",
     "read_header",

@@ -137,11 +137,9 @@ def find_libraries() -> Iterator[tuple[Path, str]]:
 
 
 def _own_build() -> Path | None:
-    try:
-        from dflashcpp.llamacpp import find_build
-    except ImportError:  # FIXME: goes when llamacpp/ has its interface
-        return None
-    build = find_build()
+    from dflashcpp.llamacpp import find_build
+
+    build = find_build() or find_build(patched=False)
     return build.libggml if build is not None else None
 
 

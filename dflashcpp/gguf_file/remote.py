@@ -29,7 +29,10 @@ def hub_endpoint() -> str:
 
 
 def _is_hub(url: str) -> bool:
-    ours, hub = urlsplit(url), urlsplit(hub_endpoint())
+    try:
+        ours, hub = urlsplit(url), urlsplit(hub_endpoint())
+    except ValueError as error:
+        raise DflashError(f"{url} is no usable address: {error}") from None
     return (ours.scheme, ours.netloc) == (hub.scheme, hub.netloc)
 
 

@@ -18,7 +18,7 @@ from dflashcpp.errors import DflashError
 
 _TOP = 8
 _STRIDE = 5
-_LEAST_LOGPROB = -12.0
+_NEAR = 3.0
 
 
 @dataclass(frozen=True)
@@ -138,16 +138,14 @@ def _rounding(
         if not answer.probabilities:
             continue
         together = _likeliest(answer.probabilities[0])
-        moved = [
-            abs(value - together[token])
-            for token, value in rows[index].items()
-            if _counts(token, value, together)
-        ]
+        moved = _moved(rows[index], together)
         if moved:
             largest, places = max(largest, *moved), places + 1
     return largest, places
 
 
-def _counts(token: int, value: float, together: Mapping[int, float]) -> bool:
-    """Tokens the target all but excludes move more and decide nothing."""
-    return token in together and value > _LEAST_LOGPROB
+def _moved(alone: Mapping[int, float], together: Mapping[int, float]) -> list[float]:
+    """How far each likely token moved; unlikely ones move further and never win."""
+    best = max(alone.values(), default=0.0)
+    likely = [token for token, value in alone.items() if value > best - _NEAR and token in together]
+    return [abs(alone[token] - together[token]) for token in likely]

@@ -262,7 +262,7 @@ def _risks(made: _Composer, version: int | None, draft: Path | None) -> None:
     holds = {
         "always": True,
         "drafter": draft is not None,
-        "dflash2": version == 2,
+        "dflash2": draft is not None and version == 2,
     }
     said: set[str] = set()
     for risk in knowledge.table("models/serving.toml")["risk"]:

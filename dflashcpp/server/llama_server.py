@@ -188,8 +188,8 @@ class LlamaServer:
             return parse_log(lines)
 
     def _note(self, *, ready: bool) -> None:
-        child = self._running()
-        if child.identity is None:
+        identity = self._running().look()
+        if identity is None:
             return  # it ended at once: waiting for it will say why
         launch = self.launch
         facts: dict[str, Any] = {
@@ -201,7 +201,7 @@ class LlamaServer:
         facts |= {"draft": launch.draft, "argv": self.argv, "work": launch.same_work(), "log": self.log}
         facts |= {"api_key_file": launch.api_key_file, "ready": ready, "restarts": self.reasons}
         facts |= {"supervisor": asdict(self.supervisor) if self.supervisor else None}
-        write_pidfile(self.pidfile, child.identity, **facts)
+        write_pidfile(self.pidfile, identity, **facts)
 
     def failure(self, when: str = "") -> DflashError | None:
         """Why the child ended; None while it runs."""

@@ -133,6 +133,11 @@ class Child:
             preexec_fn=_tie(os.getpid()) if self._tied else None,
         )
 
+    def look(self) -> Identity | None:
+        """Who it is now: a wrapper script has become the program it runs, with the same pid and start."""
+        self.identity = Identity.of(self.pid) if self.returncode is None else self.identity
+        return self.identity
+
     @property
     def pid(self) -> int:
         """Its process id."""

@@ -10,7 +10,7 @@ from dflashcpp.errors import DflashError
 
 @dataclass(frozen=True)
 class Base:
-    """One llama.cpp commit: git's hashes, the release that carries it, what it knows unpatched."""
+    """One llama.cpp commit: git's hashes, the release that carries it, what it knows and what we add."""
 
     tag: str
     commit: str
@@ -20,6 +20,7 @@ class Base:
     sdist_sha256: str
     sdist_bytes: int
     knows: tuple[str, ...]
+    adds: tuple[str, ...]
     repository: str
 
 
@@ -27,7 +28,11 @@ def all_bases() -> tuple[Base, ...]:
     """Every base, the default one first, the others from new to old."""
     table = knowledge.table("patches/bases.toml")
     bases = [
-        Base(tag=tag, repository=table["repository"], **{**row, "knows": tuple(row["knows"])})
+        Base(
+            tag=tag,
+            repository=table["repository"],
+            **{**row, "knows": tuple(row["knows"]), "adds": tuple(row.get("adds", ()))},
+        )
         for tag, row in table["bases"].items()
     ]
     bases.sort(key=lambda base: base.date, reverse=True)

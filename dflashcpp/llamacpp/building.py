@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from dflashcpp.llamacpp.builds import Build
 from dflashcpp.llamacpp.git import ObjectStore
 from dflashcpp.llamacpp.patches import Plan, plan
 from dflashcpp.llamacpp.recipe import DEFAULT_TARGETS, Recipe, Request, complete, request
-from dflashcpp.llamacpp.source import cached, obtain
+from dflashcpp.llamacpp.source import cached, obtain, scratch_folder
 from dflashcpp.llamacpp.tree import StoreTree, sync
 from dflashcpp.progress import SILENT, Progress
 
@@ -140,8 +139,8 @@ class _Job:
         with self.progress.task("writing the source tree"):
             sync(store, wanted.base.tree, self.work / "llama.cpp", changes.files)
         self._compile(targets)
-        with tempfile.TemporaryDirectory(prefix="staged-", dir=final.parent) as scratch:
-            staged = Path(scratch, "build")
+        with scratch_folder(final.parent, f"staged-{wanted.name}-") as scratch:
+            staged = scratch / "build"
             shutil.copytree(self.work / "build" / "bin", staged / "bin", symlinks=True)
             _check(staged / "bin", targets, wanted, self.progress)
             builds.write_manifest(staged, self._facts(changes, targets))
@@ -175,8 +174,7 @@ class _Job:
         """Objects of other settings or tools go; of other patches only what was linked."""
         build = self.work / "build"
         mark = self.work / "configured.json"
-        now = {"settings": self._lasting_settings(), "tools": [tool.record() for tool in self.recipe.tools]}
-        text = json.dumps(now | {"cpu": toolchain.cpu_identity()}, sort_keys=True)
+        text = json.dumps(self._lasting_facts(), sort_keys=True)
         if not mark.is_file() or mark.read_text(encoding="utf-8") != text:
             shutil.rmtree(build, ignore_errors=True)
             mark.write_text(text, encoding="utf-8")
@@ -185,9 +183,15 @@ class _Job:
             shutil.rmtree(build / "bin", ignore_errors=True)
             digest.write_text(self.recipe.digest, encoding="utf-8")
 
-    def _lasting_settings(self) -> dict[str, str]:
+    def _lasting_facts(self) -> dict[str, object]:
+        """What objects may only be kept for, patches aside."""
+        settings = self.recipe.cmake_settings()
+        del settings["LLAMA_BUILD_COMMIT"]
         return {
-            key: text for key, text in self.recipe.cmake_settings().items() if key != "LLAMA_BUILD_COMMIT"
+            "settings": settings,
+            "tools": [tool.record() for tool in self.recipe.tools],
+            "cpu": toolchain.cpu_identity(),
+            "environment": toolchain.build_variables(),
         }
 
     def _environment(self) -> dict[str, str]:

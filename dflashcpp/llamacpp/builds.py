@@ -46,6 +46,12 @@ class Build:
         return path
 
     @property
+    def knows(self) -> tuple[str, ...]:
+        """What it does of DFlash: of `dflash`, `dflash2`, `muse-glimmer` (`patches/bases.toml`)."""
+        base = find_base(self.base)
+        return (*base.knows, *(base.adds if self.patches else ()))
+
+    @property
     def libggml(self) -> Path:
         """The library with ggml's quantisation (libggml-base)."""
         suffix = "dylib" if sys.platform == "darwin" else "so"

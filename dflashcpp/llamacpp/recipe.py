@@ -47,6 +47,7 @@ class Request:
             "version_string": self.version_string,
             "settings": settings(self.backend),
             "cpu": toolchain.cpu_identity(),
+            "environment": toolchain.build_variables(),
             "gpus": gpu_tools.gpu_marks() if self.backend == "cuda" else [],
         }
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -117,10 +119,8 @@ def _run_pip(base: Base, scratch: Path, requirement: Path, task: Task) -> None:
     temporary, log = scratch / "tmp", scratch / "pip.log"
     temporary.mkdir()
     command = [
+        *_pip(),
         *(
-            sys.executable,
-            "-m",
-            "pip",
             "download",
             "--no-deps",
             "--no-binary",
@@ -131,7 +131,11 @@ def _run_pip(base: Base, scratch: Path, requirement: Path, task: Task) -> None:
         *("--retries", "2", "--timeout", "20", "--progress-bar", "off", "--no-input"),
         "--disable-pip-version-check",
     ]
-    environment = os.environ | {"PYTHONPATH": str(scratch / "backend"), "TMPDIR": str(temporary)}
+    environment = os.environ | {
+        "PYTHONPATH": str(scratch / "backend"),
+        "TMPDIR": str(temporary),
+        "PIP_REQUIRE_VIRTUALENV": "0",
+    }
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         try:
@@ -142,6 +146,16 @@ def _run_pip(base: Base, scratch: Path, requirement: Path, task: Task) -> None:
             process.wait()
     if process.returncode:
         raise DflashError(f"pip could not get {base.sdist}: {_pip_words(log)}")
+
+
+def _pip() -> list[str]:
+    """This Python's pip, else the one in PATH (an environment made by uv has none of its own)."""
+    if importlib.util.find_spec("pip"):
+        return [sys.executable, "-m", "pip"]
+    found = shutil.which("pip3") or shutil.which("pip")
+    if found is None:
+        raise DflashError(f"there is no pip for {sys.executable}, nor in PATH")
+    return [found]
 
 
 def _follow(process: subprocess.Popen[bytes], temporary: Path, total: int, task: Task) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dflashcpp import paths
@@ -48,6 +49,15 @@ def obtain(base: Base, *, source: Path | None = None, progress: Progress = SILEN
         return ObjectStore(final)
 
 
+@contextmanager
+def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A folder, gone afterwards. The caller has the lock for `prefix`: what a killed run left goes too."""
+    for left in parent.glob(f"{prefix}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as folder:
+        yield Path(folder)
+
+
 def cached(base: Base) -> ObjectStore | None:
     """The objects of `base` if the cache has them; they are not hashed again here."""
     final = paths.cache_dir("sources") / f"{base.tag}-{base.tree[:12]}.git"
@@ -67,8 +77,8 @@ def _still_good(store: ObjectStore, base: Base, progress: Progress) -> bool:
 def _fetch(final: Path, base: Base, ways: list[tuple[str, _Fill]], progress: Progress) -> None:
     failures = []
     for name, fill in ways:
-        with tempfile.TemporaryDirectory(prefix="fetch-", dir=final.parent) as scratch:
-            store = ObjectStore.create(Path(scratch, "store.git"))
+        with scratch_folder(final.parent, f"fetch-{base.tag}-") as scratch:
+            store = ObjectStore.create(scratch / "store.git")
             try:
                 fill(store, base, progress)
                 store.prove(base.commit, base.tree)
@@ -120,16 +130,24 @@ def check_source(source: Path, base: Base) -> None:
     found = _tree_of(folder)
     if found != base.tree:
         raise _other_commit(source, base, found, f"commit {_head(folder)[:12]}")
-    changes = git.run(
-        [f"--git-dir={folder}", f"--work-tree={source}", "status", "--porcelain", "-z", "--no-renames"],
-        GIT_OPTIONAL_LOCKS="0",
-    )
-    if changes:
-        names = [row[3:] for row in changes.decode(errors="replace").split("\0") if row]
+    names = _changes(source, folder)
+    if names:
         raise DflashError(
             f"{source} has changes of its own ({_some(names)}), so it is not the base {base.tag}",
             hint="undo or stash them, or leave out --source; our patches go on top of the clean commit",
         )
+
+
+def _changes(source: Path, folder: Path) -> list[str]:
+    """The files of a checkout that differ from HEAD or are new; with a new index git hashes every file."""
+    with tempfile.TemporaryDirectory(prefix="index-", dir=paths.cache_dir("sources")) as scratch:
+        index = str(Path(scratch, "index"))
+        git.run([f"--git-dir={folder}", "read-tree", "HEAD"], GIT_INDEX_FILE=index)
+        rows = git.run(
+            [f"--git-dir={folder}", f"--work-tree={source}", "status", "--porcelain", "-z", "--no-renames"],
+            GIT_INDEX_FILE=index,
+        )
+    return [row[3:] for row in rows.decode(errors="replace").split("\0") if row]
 
 
 def _check_plain(source: Path, base: Base) -> None:

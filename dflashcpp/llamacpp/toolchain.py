@@ -19,6 +19,9 @@ from dflashcpp.errors import DflashError
 _GIB_A_JOB = 2.0  # a C++ file of llama.cpp takes up to about this much
 _CMAKE_AT_LEAST = (3, 18)
 _NINJA_AT_LEAST = (1, 10)
+_FLAGS_OF = {"CC": "CFLAGS", "CXX": "CXXFLAGS"}
+# cmake takes these from the environment when it configures a folder for the first time
+_BUILD_VARIABLES = ("CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "CUDAHOSTCXX", "CMAKE_PREFIX_PATH")
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def _compiler(variable: str, names: tuple[str, ...]) -> str | None:
     words = [word for word in shlex.split(os.environ.get(variable, "")) if Path(word).name != "ccache"]
     if len(words) > 1:
         raise DflashError(
-            f"{variable} holds options ({shlex.join(words[1:])})", hint=f"put them in {variable[0]}FLAGS"
+            f"{variable} holds options ({shlex.join(words[1:])})", hint=f"put them in {_FLAGS_OF[variable]}"
         )
     for name in words or names:
         path = shutil.which(name)
@@ -155,6 +158,11 @@ def free_gib() -> float:
     except (OSError, ValueError):
         return free / 2**30
     return (free if limit == "max" else min(free, int(limit) - used)) / 2**30
+
+
+def build_variables() -> dict[str, str]:
+    """Those variables of the environment that change what cmake and the compilers make."""
+    return {name: os.environ[name] for name in _BUILD_VARIABLES if os.environ.get(name)}
 
 
 def cpu_identity() -> str:

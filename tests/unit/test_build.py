@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -91,6 +92,20 @@ def test_nothing_stale_is_found_when_a_flag_changes(built_stand_in: StandIn) -> 
 
     knowledge.table.cache_clear()
     assert llamacpp.find_build(patched=False) is None
+
+
+def test_nothing_stale_is_found_with_other_compiler_flags(built_stand_in: StandIn, monkeypatch) -> None:
+    assert llamacpp.find_build() is not None
+    monkeypatch.setenv("CXXFLAGS", "-O0")
+    assert llamacpp.find_build() is None
+
+
+def test_changed_compiler_flags_reach_the_objects(stand_in: StandIn, monkeypatch) -> None:
+    old = llamacpp.build(patches=False)
+    monkeypatch.setenv("CXXFLAGS", "-Dcount_spec_types=counted_otherwise")
+    new = llamacpp.build(patches=False)
+    assert old.root != new.root
+    assert b"counted_otherwise" in new.binary("llama-server").read_bytes()
 
 
 def test_nothing_stale_is_found_on_another_cpu(built_stand_in: StandIn, monkeypatch) -> None:
@@ -281,6 +296,32 @@ def test_cmake_gets_every_flag_that_keeps_the_build_offline(stand_in: StandIn, t
     assert {"-DLLAMA_OPENSSL=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_BUILD_NUMBER=0"} <= given
     assert {"-DLLAMA_BUILD_COMMIT=abc1234", "-DGGML_NATIVE=ON", "-DCMAKE_BUILD_RPATH=$ORIGIN"} <= given
     assert not [word for word in given if "CURL" in word]
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_ccache_is_used_where_it_is_and_never_needed(
+    stand_in: StandIn, tmp_path, monkeypatch, present: bool
+) -> None:
+    tools = tmp_path / "bin"
+    for name in ("git", "cc", "c++", "ninja"):
+        fake_tools.script(tools, name, f'exec {shutil.which(name)} "$@"')
+    if present:
+        fake_tools.script(tools, "ccache", "exit 0")
+    fake_tools.script(
+        tools, "cmake", f"[ \"$1\" = --version ] && echo cmake version 3.30 || env > '{tmp_path}/seen'"
+    )
+    monkeypatch.setenv("PATH", f"{tools}:/bin")
+    monkeypatch.setattr(shutil, "which", _which_in(tools))
+    with pytest.raises(DflashError):
+        llamacpp.build(patches=False)
+    seen = (tmp_path / "seen").read_text()
+    assert ("CCACHE_BASEDIR" in seen) is present
+    assert ("CCACHE_EXTRAFILES" in seen) is present
+
+
+def _which_in(folder: Path):
+    """`shutil.which` that looks in `folder` only."""
+    return lambda name, **_: str(folder / name) if (folder / name).is_file() else None
 
 
 def test_a_dry_run_does_nothing_and_says_what_would_be_done(

@@ -47,7 +47,16 @@ class Shape:
 
 MUSE = Shape(hidden=6656, ffn=19968, heads=32, kv_heads=8, head_dim=128, vocab=202048, window=2048)
 TINY = Shape(
-    hidden=512, ffn=1024, heads=8, kv_heads=2, head_dim=64, vocab=49152, layers=2, taps=3, block=8, context=8192
+    hidden=512,
+    ffn=1024,
+    heads=8,
+    kv_heads=2,
+    head_dim=64,
+    vocab=49152,
+    layers=2,
+    taps=3,
+    block=8,
+    context=8192,
 )
 
 
@@ -107,7 +116,12 @@ def _second_version(writer: gguf.GGUFWriter, shape: Shape) -> Shapes:
 
 
 def _layer(index: int, shape: Shape, kv_heads: int) -> Shapes:
-    hidden, ffn, queries, keys = shape.hidden, shape.ffn, shape.heads * shape.head_dim, kv_heads * shape.head_dim
+    hidden, ffn, queries, keys = (
+        shape.hidden,
+        shape.ffn,
+        shape.heads * shape.head_dim,
+        kv_heads * shape.head_dim,
+    )
     rows: Shapes = {
         "attn_norm": (hidden,),
         "ffn_norm": (hidden,),
@@ -176,7 +190,9 @@ def _write(path: Path, writer: gguf.GGUFWriter, tensors: Shapes, weights: Type) 
         for extent in shape:
             count *= extent
         nbytes = count // block * width
-        row = (*reversed(shape[1:]), shape[0] // block * width) if kind != Type.F32 else tuple(reversed(shape))
+        row = (
+            (*reversed(shape[1:]), shape[0] // block * width) if kind != Type.F32 else tuple(reversed(shape))
+        )
         dtype = "uint8" if kind != Type.F32 else "float32"
         writer.add_tensor_info(name, row, gguf.np.dtype(dtype), nbytes, raw_dtype=kind)
         size += (nbytes + alignment - 1) // alignment * alignment

@@ -1,0 +1,34 @@
+"""The C++ of patches/src alone: it compiles without llama.cpp, without a warning, and does what it says."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dflashcpp import knowledge
+
+SOURCES = knowledge.folder("patches") / "src"
+TESTS = sorted(path.name for path in (SOURCES / "tests").glob("*-test.cpp"))
+STRICT = ("-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
+SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_the_sources_pass_their_own_tests_under_sanitizers(name: str, tmp_path: Path) -> None:
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    program = tmp_path / "test"
+    command = [compiler, *STRICT, *SANITIZED, "-o", program, SOURCES / "tests" / name]
+    compiled = subprocess.run(command, capture_output=True, text=True)
+    assert compiled.returncode == 0, compiled.stderr
+    ran = subprocess.run([program, tmp_path], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_every_header_has_a_test() -> None:
+    headers = {path.stem for path in SOURCES.glob("*.h")}
+    assert headers == {name.removesuffix("-test.cpp") for name in TESTS}

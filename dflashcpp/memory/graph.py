@@ -52,10 +52,12 @@ class Tensor:
     input: bool = False
     output: bool = False
     host: bool = False
+    scratch: int = 0
 
     @property
     def nbytes(self) -> int:
-        return prod(self.ne) * self.size
+        """Bytes in the buffer, with the scratch some operations keep behind their result."""
+        return prod(self.ne) * self.size + self.scratch
 
     def same_layout(self, other: Tensor) -> bool:
         """ggml_are_same_layout: type, shape and strides."""
@@ -262,10 +264,15 @@ def host_bytes(graph: Graph) -> int:
 def device_bytes(graph: Graph) -> tuple[int, int]:
     """Bytes on the device and on the host when all but the lookup of embeddings runs on one device.
 
-    Mirrors the split in `ggml_backend_sched_split_graph` (ggml-backend.cpp): inputs are written on the
-    host, what reads a weight of the host runs there, and the device gets a copy of what it needs.
+    The device holds what a CPU would, copies of the inputs included, but not the input nobody reads
+    (ready-made embeddings). The host holds the inputs and the looked-up rows, as the split in
+    `ggml_backend_sched_split_graph` (ggml-backend.cpp) leaves them there. Where the copies land moves
+    the layout of a drafter with convolutions by up to three percent.
     """
-    return _Layout(_split(graph), _DEVICE_ALIGNMENT).peaks
+    read = {source for node in graph.nodes for source in node.sources}
+    used = Graph(graph.nodes, [leaf for leaf in graph.leafs if leaf in read])
+    device = _Layout(used, _DEVICE_ALIGNMENT).peaks[0]
+    return device, _Layout(_split(graph), _DEVICE_ALIGNMENT).peaks[1]
 
 
 def _split(graph: Graph) -> Graph:

@@ -19,7 +19,8 @@ class Batch:
     """What a reserve assumes (llama_context::sched_reserve): sizes in tokens, cells and rows.
 
     `kv_cells` and `swa_cells` are per stream; `outputs` rows get logits; `rollback` recurrent states
-    are kept beside the last; `layer_inputs` are the blocks whose input a drafter reads.
+    are kept beside the last; `layer_inputs` are the blocks whose input a drafter reads. `widen_k` and
+    `widen_v`: a CUDA device turns the whole quantised cache of a layer into f16 to attend to it.
     """
 
     tokens: int
@@ -31,6 +32,8 @@ class Batch:
     flash: bool = True
     rotate_k: bool = False
     rotate_v: bool = False
+    widen_k: bool = False
+    widen_v: bool = False
     rollback: int = 0
     layer_inputs: frozenset[int] = field(default_factory=frozenset)
 
@@ -167,7 +170,10 @@ class Builder:
         return max(layer.kv_row[1] for layer in self.model.layers if not layer.recurrent)
 
     def attend(self, il: int, q: Tensor, layer: Layer) -> Tensor:
-        """`build_attn_mha`: flash attention, or the score matrix of a whole ubatch without it."""
+        """`build_attn_mha`: flash attention, or the score matrix of a whole ubatch without it.
+
+        Scratch: `ggml_cuda_flash_attn_ext_get_alloc_size` (ggml/src/ggml-cuda/fattn.cu).
+        """
         batch, graph = self.batch, self.graph
         per_stream = batch.tokens // batch.streams
         query = graph.view(q, (layer.head_k, per_stream, layer.heads, batch.streams), q.strides)
@@ -180,6 +186,7 @@ class Builder:
             out = graph.op(
                 "flash", (layer.head_v, layer.heads, per_stream, batch.streams), query, keys, values, mask
             )
+            out.scratch = 2 * (keys.nbytes // 4 * batch.widen_k + values.nbytes // 4 * batch.widen_v)
             return graph.expand(graph.view(out, rows))
         scores = graph.op("mul_mat", (cells, per_stream, layer.heads, batch.streams), keys, query)
         if "attn_logit_softcapping" in self.model.keys:

@@ -15,19 +15,14 @@ from dflashcpp import knowledge
 from dflashcpp.errors import DflashError
 
 
-class TensorLike(Protocol):
-    """A tensor of a header: `ne` in ggml order, its type number and its bytes."""
-
-    ne: tuple[int, ...]
-    type: int
-    nbytes: int
-
-
 class HeaderLike(Protocol):
     """What this module needs of `gguf_file.Header`."""
 
-    source: str
-    tensors: Mapping[str, Any]
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def tensors(self) -> Mapping[str, Any]: ...
 
     def get(self, key: str, default: Any = ...) -> Any: ...
 

@@ -1,0 +1,193 @@
+"""The llama-server flags that decide how much memory a target and its drafter take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from dflashcpp.errors import UsageError
+
+ALL_LAYERS = 1 << 30
+_ALIGN = 256  # GGML_PAD(n_ctx, 256) in the llama_context constructor
+
+
+@dataclass(frozen=True)
+class Settings:
+    """llama-server's flags by their meaning; sizes in tokens, `context` 0 is the target's own.
+
+    `gpu_layers` and `draft_gpu_layers` count as llama.cpp does: the output layer first, then blocks
+    from the last to the first. `draft_ubatch` and `draft_context` exist in the patched engine only.
+    """
+
+    context: int = 0
+    batch: int = 2048
+    ubatch: int = 512
+    parallel: int = 1
+    unified: bool = False
+    gpu_layers: int = ALL_LAYERS
+    draft_gpu_layers: int = ALL_LAYERS
+    cache_k: str = "f16"
+    cache_v: str = "f16"
+    draft_cache_k: str = "f16"
+    draft_cache_v: str = "f16"
+    draft_max: int = 3
+    draft_ubatch: int = 0
+    draft_context: int = 0
+    flash: bool = True
+    swa_full: bool = False
+    draft_sampling: bool = True
+    on_device: bool = True
+    patched: bool = True
+
+    def changed(self, **values: Any) -> Settings:
+        return replace(self, **values)
+
+    @property
+    def block(self) -> int:
+        """Rows a sequence drafts in one step: the anchor and `draft_max` masks."""
+        return max(1, self.draft_max + 1)
+
+
+# flag -> (field, kind); the names of llama.cpp's common/arg.cpp
+_FLAGS: dict[str, tuple[str, str]] = {
+    "-c": ("context", "int"),
+    "--ctx-size": ("context", "int"),
+    "-b": ("batch", "int"),
+    "--batch-size": ("batch", "int"),
+    "-ub": ("ubatch", "int"),
+    "--ubatch-size": ("ubatch", "int"),
+    "-np": ("parallel", "int"),
+    "--parallel": ("parallel", "int"),
+    "-kvu": ("unified", "yes"),
+    "--kv-unified": ("unified", "yes"),
+    "-no-kvu": ("unified", "no"),
+    "--no-kv-unified": ("unified", "no"),
+    "-ngl": ("gpu_layers", "layers"),
+    "--gpu-layers": ("gpu_layers", "layers"),
+    "--n-gpu-layers": ("gpu_layers", "layers"),
+    "-ngld": ("draft_gpu_layers", "layers"),
+    "--spec-draft-ngl": ("draft_gpu_layers", "layers"),
+    "--gpu-layers-draft": ("draft_gpu_layers", "layers"),
+    "--n-gpu-layers-draft": ("draft_gpu_layers", "layers"),
+    "-ctk": ("cache_k", "type"),
+    "--cache-type-k": ("cache_k", "type"),
+    "-ctv": ("cache_v", "type"),
+    "--cache-type-v": ("cache_v", "type"),
+    "-ctkd": ("draft_cache_k", "type"),
+    "--cache-type-k-draft": ("draft_cache_k", "type"),
+    "--spec-draft-type-k": ("draft_cache_k", "type"),
+    "-ctvd": ("draft_cache_v", "type"),
+    "--cache-type-v-draft": ("draft_cache_v", "type"),
+    "--spec-draft-type-v": ("draft_cache_v", "type"),
+    "--spec-draft-n-max": ("draft_max", "int"),
+    "-ubd": ("draft_ubatch", "int"),
+    "--spec-draft-ubatch-size": ("draft_ubatch", "int"),
+    "--spec-draft-ctx-size": ("draft_context", "int"),
+    "-fa": ("flash", "switch"),
+    "--flash-attn": ("flash", "switch"),
+    "--swa-full": ("swa_full", "yes"),
+    "--spec-draft-backend-sampling": ("draft_sampling", "yes"),
+    "--no-spec-draft-backend-sampling": ("draft_sampling", "no"),
+}
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+
+
+def from_flags(arguments: Sequence[str], base: Settings | None = None) -> tuple[Settings, list[str]]:
+    """Settings from llama-server flags, and the words that are none of ours.
+
+    Raises UsageError for a missing or meaningless value.
+    """
+    values: dict[str, Any] = {}
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, joined, text = word.partition("=")
+        known = _FLAGS.get(name)
+        if known is None:
+            rest.append(word)
+            continue
+        field, kind = known
+        if kind in ("yes", "no"):
+            values[field] = kind == "yes"
+            continue
+        values[field] = _value(name, kind, text if joined else next(words, None))
+    return (base or Settings()).changed(**values), rest
+
+
+def from_long_flags(flags: dict[str, Any], base: Settings | None = None) -> Settings:
+    """Settings from the `flags` of a pair: long names without dashes (`ctx-size = 4096`)."""
+    words = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
+    return from_flags(words, base)[0]
+
+
+def _value(name: str, kind: str, text: str | None) -> Any:
+    if text is None:
+        raise UsageError(f"{name} needs a value")
+    if kind == "switch":
+        if text not in ("on", "off", "auto"):
+            raise UsageError(f"{name} is on, off or auto, not {text!r}")
+        return text != "off"
+    if kind == "type":
+        if text not in CACHE_TYPES:
+            raise UsageError(f"{name} {text}: no such cache type", hint=f"known: {', '.join(CACHE_TYPES)}")
+        return text
+    if kind == "layers" and text in ("all", "auto"):
+        return ALL_LAYERS
+    try:
+        number = int(text)
+    except ValueError:
+        raise UsageError(f"{name} needs a number, not {text!r}") from None
+    return _counted(name, kind, number)
+
+
+def _counted(name: str, kind: str, number: int) -> int:
+    if kind == "layers":
+        return ALL_LAYERS if number < 0 else number
+    if name in ("-c", "--ctx-size", "-ubd", "--spec-draft-ubatch-size", "--spec-draft-ctx-size"):
+        least = 0
+    else:
+        least = 1
+    if number < least:
+        raise UsageError(f"{name} {number}: must be at least {least}")
+    return number
+
+
+@dataclass(frozen=True)
+class Cells:
+    """What one context holds: tokens in all, a stream, and how many streams (llama_context)."""
+
+    context: int
+    per_stream: int
+    streams: int
+    swa: int
+
+
+def pad(number: int, unit: int = _ALIGN) -> int:
+    return -(-number // unit) * unit
+
+
+def cells(settings: Settings, context: int, window: int, ubatch: int, parallel: int) -> Cells:
+    """Cells of the full and the sliding cache of one context of `context` tokens.
+
+    llama_context (src/llama-context.cpp) and llama_kv_cache_iswa (src/llama-kv-cache-iswa.cpp).
+    """
+    total = pad(context)
+    streams = 1 if settings.unified else parallel
+    per_stream = total if settings.unified else pad(max(total // parallel, 1))
+    total = per_stream * streams
+    sequences = parallel if settings.unified else 1
+    sliding = pad(min(per_stream, window * sequences + ubatch))
+    return Cells(total, per_stream, streams, per_stream if settings.swa_full else sliding)
+
+
+def flags_of(before: Settings, after: Settings) -> str:
+    """The flags that turn `before` into `after`, as a person would type them."""
+    short = {field: flag for flag, (field, _) in reversed(_FLAGS.items()) if flag.count("-") == 1}
+    long = {field: flag for flag, (field, _) in reversed(_FLAGS.items()) if flag.startswith("--")}
+    words = []
+    for field in fields(Settings):
+        value = getattr(after, field.name)
+        if value != getattr(before, field.name) and field.name in {**long, **short}:
+            words.append(f"{short.get(field.name) or long[field.name]} {value}")
+    return " ".join(words)

@@ -1,0 +1,131 @@
+"""The plan of a known pair, from facts alone: published numbers, room, savings, refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dflashcpp.cli.app import run
+from dflashcpp.errors import DflashError, UsageError
+from dflashcpp.memory import as_dict, plan
+from dflashcpp.memory.planning import Plan
+
+MUSE = ("-c", "131072", "-ub", "512", "-np", "1")
+
+
+def _muse(*flags: str, **more: object) -> Plan:
+    return plan("muse-glimmer-30b", flags=(*MUSE, *flags), with_savings=False, **more)  # type: ignore[arg-type]
+
+
+def test_the_unpatched_engine_needs_what_was_published() -> None:
+    made = _muse(patched=False)
+    assert made.mib("target", "kv", "device") == 1664.00
+    assert made.mib("target", "kv_swa", "device") == 97.50
+    assert made.mib("target", "compute", "device") == 273.52
+    assert made.mib("draft", "kv_swa", "device") == 50.00
+    assert made.mib("draft", "weights", "device") == 1556.95
+    assert made.mib("draft", "compute", "device") == pytest.approx(462.67, rel=0.02)
+
+
+def test_the_published_totals_come_out_for_both_drafters() -> None:
+    second, first = _muse().published
+    assert first["planned"]["draft_weights"] == 1543.17
+    assert first["planned"]["draft_compute"] == 407.62
+    assert first["total"] == 14838.95
+    assert second["total"] == 14907.78
+
+
+def test_a_target_that_is_not_here_has_published_weights_and_says_so() -> None:
+    line = next(line for line in _muse().lines if line.kind == "weights" and line.context == "target")
+    assert (line.mib, line.origin) == (10803.14, "published")
+
+
+def test_our_engine_needs_a_twentieth_for_the_drafters_compute_buffer() -> None:
+    assert _muse().mib("draft", "compute", "device") < _muse(patched=False).mib("draft", "compute") / 20
+
+
+def test_reading_the_drafters_layers_adds_their_rows_to_the_target() -> None:
+    assert _muse().mib("target", "extraction", "device") == pytest.approx(5 * 512 * 6656 * 4 / 2**20)
+
+
+def test_it_fits_or_says_by_how_much_not() -> None:
+    enough = _muse(device_memory=16000)
+    tight = _muse(device_memory=14000)
+    assert enough.fits and enough.short == 0
+    assert not tight.fits and tight.short == pytest.approx(tight.band[1] - 14000)
+
+
+def test_the_largest_context_fits_and_the_next_one_does_not() -> None:
+    made = _muse(device_memory=13500, max_context=True)
+    assert made.largest_context and 0 < made.largest_context < 131072
+    for step, fits in ((0, True), (256, False)):
+        size = str(made.largest_context + step)
+        again = plan("muse-glimmer-30b", flags=("-c", size), device_memory=13500, with_savings=False)
+        assert again.fits is fits
+
+
+def test_savings_name_a_quantised_cache_last_with_its_price() -> None:
+    made = plan("muse-glimmer-30b", flags=MUSE)
+    flags = [row.flags for row in made.savings]
+    assert flags[-1] == "-ctk q8_0 -ctv q8_0"
+    assert "3 to 4 tok/s" in made.savings[-1].cost
+    assert flags.index("-ub 256") < flags.index("-c 65536") < flags.index("no drafter")
+
+
+def test_every_saving_really_frees_what_it_says() -> None:
+    made = plan("muse-glimmer-30b", flags=MUSE)
+    row = next(row for row in made.savings if row.flags == "-ub 256")
+    assert made.total - _muse("-ub", "256").total == pytest.approx(row.mib, abs=0.02)
+
+
+def test_a_pristine_plan_names_the_patched_build_first() -> None:
+    made = plan("muse-glimmer-30b", flags=MUSE, patched=False)
+    assert "patched build" in made.savings[0].flags
+    assert made.savings[0].cost == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (("-c",), "-c"),
+        (("-ctk", "q3_z"), "q3_z"),
+        (("-ub", "many"), "many"),
+        (("--frobnicate",), "--frobnicate"),
+    ],
+)
+def test_flags_that_mean_nothing_are_refused_by_name(flags: tuple[str, ...], word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        plan("muse-glimmer-30b", flags=flags)
+
+
+def test_an_unknown_pair_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(DflashError, match="no pair named"):
+        plan("muse-glimmer-31b")
+
+
+def test_json_keeps_the_promised_keys_and_every_line_its_origin() -> None:
+    made = as_dict(plan("muse-glimmer-30b", flags=MUSE, device_memory=16000))
+    assert {"weights", "kv", "kv_swa", "compute"} <= set(made["target"])
+    assert {"weights", "kv", "compute"} <= set(made["draft"])
+    assert made["fits"] is True
+    assert all(line["origin"] in ("exact", "formula", "published") for line in made["lines"])
+    assert all({"flags", "mib"} <= set(row) for row in made["savings"])
+    assert made["engines"]["unpatched"]["draft"]["kv"] == 50.0
+    shown = sum(line["mib"] for line in made["lines"] if line["place"] == "device")
+    assert made["total"] == pytest.approx(shown, abs=0.005)
+
+
+def test_the_command_prints_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "muse-glimmer-30b", *MUSE, "--device-memory", "16000", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fits"] is True
+
+
+def test_the_command_says_short_by_how_much(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "muse-glimmer-30b", *MUSE, "--device-memory", "14000"]) == 0
+    assert "does NOT fit" in capsys.readouterr().out
+
+
+def test_the_command_refuses_a_pair_with_a_target_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "muse-glimmer-30b", "-m", "target.gguf"]) == 2
+    assert "not both" in capsys.readouterr().err

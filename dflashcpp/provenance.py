@@ -28,7 +28,6 @@ class Provenance:
     sha256: str | None = None
     licence: str | None = None
     base_model: str | None = None
-    flavour: str = ""
     overrides: dict[str, Any] = field(default_factory=dict)
     target: Target | None = None
 
@@ -38,21 +37,22 @@ class Provenance:
         if self.repo:
             texts["general.source.url"] = texts["general.source.repo_url"] = f"{_HUB}/{self.repo}"
         found = {key: Kv.string(text) for key, text in texts.items() if text}
-        if self.base_model:
-            owner, _, name = self.base_model.rpartition("/")
-            found["general.base_model.count"] = Kv.u32(1)
-            found["general.base_model.0.name"] = Kv.string(name.replace("-", " "))
-            if owner:
-                found["general.base_model.0.organization"] = Kv.string(owner)
-                found["general.base_model.0.repo_url"] = Kv.string(f"{_HUB}/{self.base_model}")
-        return found
+        return {**found, **self._base()}
+
+    def _base(self) -> dict[str, Kv]:
+        """The target as the base model: by the model card, else by its own name."""
+        owner, _, name = (self.base_model or "").rpartition("/")
+        texts = {"name": name.replace("-", " ") or (self.target.name if self.target else None)}
+        if owner:
+            texts |= {"organization": owner, "repo_url": f"{_HUB}/{self.base_model}"}
+        found = {f"general.base_model.0.{key}": Kv.string(text) for key, text in texts.items() if text}
+        return {"general.base_model.count": Kv.u32(1), **found} if found else {}
 
     def own(self, recipe: str) -> dict[str, Kv]:
         """Our own keys; no dates, so that the same input gives the same bytes."""
         texts = {
             "dflashcpp.version": importlib.metadata.version("dflashcpp"),
             "dflashcpp.recipe": recipe,
-            "dflashcpp.source.flavour": self.flavour,
             "dflashcpp.source.repo": self.repo,
             "dflashcpp.source.revision": self.revision,
             "dflashcpp.source.sha256": self.sha256,
@@ -80,8 +80,7 @@ def provenance_of(
         revision=revision,
         sha256=_sha256(checkpoint, progress) if hashed else "0" * 64,
         licence=card.get("license"),
-        base_model=card.get("base_model") or verifier(checkpoint),
-        flavour=checkpoint.flavour.name,
+        base_model=card.get("base_model"),
         overrides=checkpoint.config.overrides,
         target=target,
     )

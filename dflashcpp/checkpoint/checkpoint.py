@@ -13,7 +13,9 @@ from dflashcpp.checkpoint.files import Files, locate
 from dflashcpp.checkpoint.flavour import Flavour, architectures, recognise
 from dflashcpp.checkpoint.geometry import measure
 from dflashcpp.checkpoint.json_file import read_object
+from dflashcpp.checkpoint.own_vocabulary import draft_to_target, vocabulary_features
 from dflashcpp.checkpoint.placement import Placed, check_complete, place, row_of, rows
+from dflashcpp.checkpoint.safetensors_file import RawTensor
 from dflashcpp.checkpoint.settings import Settings
 from dflashcpp.checkpoint.weights import Reader, SourceTensor
 from dflashcpp.drafter import Drafter
@@ -93,7 +95,7 @@ class Checkpoint:
     def _source_tensor(self, name: str, placed: Placed) -> SourceTensor:
         raw, row = placed.tensors[name], row_of(name)
         if row["store"] == "i64":
-            return self._draft_to_target(name)
+            return self._draft_to_target(raw)
         if raw.dtype not in weights.FLOATS:
             raise DflashError(
                 f"{raw.file.name}: tensor {raw.name} is {raw.dtype}; weights must be BF16, F16 or F32",
@@ -114,8 +116,11 @@ class Checkpoint:
             interleaved_heads=heads,
         )
 
-    def _draft_to_target(self, name: str) -> SourceTensor:
-        raise DflashError("a reduced vocabulary is not supported yet")
+    def _draft_to_target(self, raw: RawTensor) -> SourceTensor:
+        values = draft_to_target(self._reader, raw, self.drafter.vocab or 0)
+        return SourceTensor(
+            "d2t", raw.name, raw.shape, raw.dtype, raw.file, raw.offset, 0, "i64", made=values
+        )
 
 
 def open_checkpoint(
@@ -179,5 +184,5 @@ def _features(placed: Placed, config: Config, where: str, warnings: list[str]) -
             f"{config.source} says DFlashDraftModel, but the tensors are DFlash-2's; converted as DFlash-2"
         )
     found = {"always"} | ({"dflash2"} if two else set())
-    found |= {name for name in ("sinks", "own_head", "reduced_vocab", "own_embedding") if placed.has(name)}
-    return frozenset(found)
+    found |= {"sinks"} if placed.has("sinks") else set()
+    return frozenset(found | vocabulary_features(placed, config, two, warnings))

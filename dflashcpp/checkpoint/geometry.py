@@ -20,12 +20,14 @@ def measure(placed: Placed, config: Config, features: frozenset[str]) -> dict[st
     """
     rows = [row for row in table("convert/metadata.toml")["shape"] if row.get("when", "always") in features]
     said = {row["field"]: size for row in rows if (size := _said(config, row)) is not None}
+    vocab = config.get("vocab")
+    said |= {} if vocab is None else {"vocab": vocab}
     sizes = _complete(_from_tensors(rows, placed, said), said)
     wrong = misshapen(placed, sizes)
     if wrong:
         by_config = _complete({**sizes, **said}, said)
         wrong_by_config = misshapen(placed, by_config)
-        raise _misshapen(wrong_by_config if len(wrong_by_config) < len(wrong) else wrong, config)
+        raise _misshapen(wrong_by_config if 0 < len(wrong_by_config) <= len(wrong) else wrong, config)
     for field, size in said.items():
         if sizes[field] != size:
             row = next(row for row in rows if row["field"] == field)

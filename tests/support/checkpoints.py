@@ -323,13 +323,14 @@ def write_target(
     kv_heads: int = 2,
     head_dim: int = 64,
     weights: bool = True,
+    tensors: bool = True,
     seed: int = 1,
     extra: Callable[[Any], None] = lambda writer: None,
 ) -> Path:
     """A tiny target GGUF written by gguf-py, one that llama-server loads when arch is qwen3.
 
-    `tokens` may differ from the `vocab` rows of the embedding. `weights=False` writes the header's
-    tensors in F16 zeros. `extra(writer)` may add keys.
+    `tokens` may differ from the `vocab` rows of the embedding. `weights=False` writes F16 zeros,
+    `tensors=False` no tensor at all (the vocabulary then stands in a key). `extra(writer)` may add keys.
     """
     import gguf
 
@@ -347,11 +348,12 @@ def write_target(
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(1000000.0)
     _add_tokenizer(writer, vocab if tokens is None else tokens)
+    if not tensors:
+        writer.add_vocab_size(vocab)
     extra(writer)
     generator = np.random.default_rng(seed)
-    for name, shape in _target_layout(
-        hidden, layers, vocab, ffn, heads * head_dim, kv_heads * head_dim, head_dim
-    ):
+    query, key = heads * head_dim, kv_heads * head_dim
+    for name, shape in _target_layout(hidden, layers, vocab, ffn, query, key, head_dim) if tensors else ():
         writer.add_tensor(name, _target_values(generator, shape, weights))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

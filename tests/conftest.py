@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dflashcpp import knowledge, llamacpp
+from dflashcpp import knowledge, llamacpp, pairs
 from dflashcpp.progress import Progress
 from tests.support import stand_in as stand_in_llama
 from tests.support.stand_in import StandIn
@@ -35,6 +35,12 @@ def build_patched() -> llamacpp.Build:
 def build_pristine() -> llamacpp.Build:
     """The same base without patches."""
     return llamacpp.build(patches=False, progress=_Talk())
+
+
+@pytest.fixture(scope="session")
+def target_gguf() -> Path:
+    """The target of the built-in pair, fetched into the user's cache when it is not there."""
+    return pairs.ensure_target(pairs.load_pair("smollm2-135m"), _Talk())
 
 
 @pytest.fixture

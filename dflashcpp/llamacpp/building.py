@@ -22,7 +22,7 @@ from dflashcpp.llamacpp.builds import Build
 from dflashcpp.llamacpp.git import ObjectStore
 from dflashcpp.llamacpp.patches import Plan, plan
 from dflashcpp.llamacpp.recipe import DEFAULT_TARGETS, Recipe, Request, complete, request
-from dflashcpp.llamacpp.source import cached, obtain, scratch_folder
+from dflashcpp.llamacpp.source import cached, check_source, obtain, scratch_folder
 from dflashcpp.llamacpp.tree import StoreTree, sync
 from dflashcpp.progress import SILENT, Progress
 
@@ -100,6 +100,8 @@ def intent(
     wanted = request(base, backend, patched=patches)
     names = tuple(dict.fromkeys(targets or DEFAULT_TARGETS))
     recipe = complete(wanted, progress)
+    if source is not None:
+        check_source(source, wanted.base)
     store = cached(wanted.base)
     work = paths.cache_dir("work") / wanted.name
     return Intent(

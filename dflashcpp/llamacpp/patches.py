@@ -25,7 +25,7 @@ _ALSO = {"Subject": "Description", "From": "Author"}  # DEP-3 takes git's words 
 _HEADER_END = re.compile(rb"^(?:diff --git |--- |Index: |---\s*$)", re.M)
 _FIELD = re.compile(r"([A-Za-z][A-Za-z0-9-]*):[ \t]*(.*)")
 _SKIP_IF = re.compile(r"(\S+) contains (.+)")
-_NOT_SOURCE = {"__pycache__", "build"}
+_NOT_SOURCE = {"tests", "__pycache__", "build"}  # a changed test makes no build stale
 
 Files = dict[str, File | None]  # what the files of a tree become; None: the file goes
 

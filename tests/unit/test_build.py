@@ -336,6 +336,7 @@ def test_a_dry_run_does_nothing_and_says_what_would_be_done(
     assert shown["up_to_date"] is False
     assert not Path(shown["root"]).exists()
     assert list((own_cache / "sources").iterdir()) == []
+    assert run(["build", "--dry-run", "--source", str(own_cache)]) == 1
 
 
 def test_the_command_prints_one_json_object(built_stand_in: StandIn, capsys) -> None:

@@ -205,11 +205,12 @@ def test_the_digest_changes_with_patches_order_and_source_files(tmp_path: Path) 
         series(tmp_path / "1", texts).digest,
         series(tmp_path / "2", dict(reversed(texts.items()))).digest,
         series(tmp_path / "3", texts, {"walk.h": "1"}).digest,
-        series(tmp_path / "4", texts, {"walk.h": "2"}).digest,
+        series(tmp_path / "4", texts, {"walk.h": "2", "tests/walk-test.cpp": "1"}).digest,
         series(tmp_path / "5", {**texts, "0002-b.patch": edit(20, "three")}).digest,
     }
     assert len(digests) == 5
     assert series(tmp_path / "6", texts).digest in digests
+    assert series(tmp_path / "7", texts, {"walk.h": "2", "tests/walk-test.cpp": "2"}).digest in digests
 
 
 def test_the_series_file_takes_comments_and_refuses_options(tmp_path: Path) -> None:

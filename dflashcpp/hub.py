@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,13 @@ def download(repo: str, name: str, *, revision: str | None = None, progress: Pro
     try:
         with progress.task(f"downloading {repo} {name}", None, "bytes") as task:
             return Path(
-                huggingface_hub.hf_hub_download(repo, name, revision=revision, tqdm_class=_bar_class(task))
+                huggingface_hub.hf_hub_download(
+                    repo,
+                    name,
+                    revision=revision,
+                    endpoint=os.environ.get("HF_ENDPOINT"),
+                    tqdm_class=_bar_class(task),
+                )
             )
     except (
         errors.HfHubHTTPError,

@@ -1,1 +1,1 @@
-"""llama-server behind SSH: tunnel, start and stop over there, files, logs. The system's OpenSSH does the work."""
+"""llama-server behind SSH: tunnel, start and stop over there, files, logs, by the system's OpenSSH."""

@@ -105,19 +105,37 @@ def data_argv(ssh: Ssh, script: str, arguments: Sequence[str]) -> list[str]:
 
 
 def script_text(body: str, arguments: Sequence[str], mark: str) -> str:
-    """`body` as a complete script: arguments quoted into it, output framed by `mark`.
+    """`body` as a complete script: arguments quoted into it, output framed by `mark`, on a leash.
 
-    The body becomes a function, so that the shell has read all of it before any command could eat
-    the rest of stdin. The frame keeps whatever a login shell prints apart from the answer.
+    The script is one function, so that the shell has read all of it before any command could eat the
+    rest of stdin. The frame keeps what a login shell prints apart from the answer. The leash is our
+    end of stdin: when it closes (we ended, or the link did), the body is ended too.
     """
     words = " ".join(shlex.quote(argument) for argument in arguments)
-    return (
-        f"dflashcpp_main() {{\n{body}\n}}\n"
-        f'cd "$HOME" || exit 1\n'
-        f"printf '%s\\n' '{mark} begin'\n"
-        f"(dflashcpp_main {words}) </dev/null\n"
-        f"printf '\\n%s %s\\n' '{mark} end' \"$?\"\n"
-    )
+    return _SCRIPT.format(body=body, words=words, mark=mark)
+
+
+_SCRIPT = """\
+dflashcpp_main() {{
+{body}
+}}
+dflashcpp_all() {{
+cd "$HOME" || exit 1
+exec 3<&0
+printf '%s\\n' '{mark} begin'
+(dflashcpp_main {words}) </dev/null 3<&- &
+body=$!
+(cat <&3; kill -TERM "$body") >/dev/null 2>&1 &
+leash=$!
+exec 3<&-
+wait "$body"
+status=$?
+kill "$leash" 2>/dev/null
+printf '\\n%s %s\\n' '{mark} end' "$status"
+exit 0
+}}
+dflashcpp_all
+"""
 
 
 def shown(argv: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from dflashcpp.checkpoint import weights
 from dflashcpp.checkpoint.config import Config
 from dflashcpp.checkpoint.files import Files, locate
 from dflashcpp.checkpoint.flavour import Flavour, architectures, recognise
+from dflashcpp.checkpoint.fp8 import scale_layout
 from dflashcpp.checkpoint.geometry import measure
 from dflashcpp.checkpoint.json_file import read_object
 from dflashcpp.checkpoint.own_vocabulary import draft_to_target, vocabulary_features
@@ -96,11 +97,13 @@ class Checkpoint:
         raw, row = placed.tensors[name], row_of(name)
         if row["store"] == "i64":
             return self._draft_to_target(raw)
-        if raw.dtype not in weights.FLOATS:
+        if raw.dtype not in weights.FLOATS + weights.FP8:
             raise DflashError(
-                f"{raw.file.name}: tensor {raw.name} is {raw.dtype}; weights must be BF16, F16 or F32",
+                f"{raw.file.name}: tensor {raw.name} is {raw.dtype}; weights must be BF16, F16, F32 or FP8",
                 hint="convert the unquantised release",
             )
+        scale = placed.scales.get(name)
+        blocks = scale_layout(raw, scale, self.config)
         heads = (
             self.drafter.head_dim if self.config.get("neox") is False and name.endswith(_ROTATED) else None
         )
@@ -113,6 +116,8 @@ class Checkpoint:
             raw.offset,
             raw.nbytes,
             row["store"],
+            scale=scale,
+            scale_block=blocks,
             interleaved_heads=heads,
         )
 

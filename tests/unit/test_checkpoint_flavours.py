@@ -307,3 +307,69 @@ def test_model_optimizer_marks_sliding_by_use_swa(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write_checkpoint(tmp_path, config, entries=entries))
     assert checkpoint.flavour.name == "model-optimizer"
     assert (checkpoint.drafter.sliding, checkpoint.drafter.window) == ((True, True), 128)
+
+
+FP8_NAME = "layers.0.mlp.down_proj.weight"  # [256, 512]
+
+
+def fp8(folder: Path, scale: np.ndarray | None, name: str, dtype: str = "F8_E4M3", **config: Any) -> Path:
+    """T1 with one FP8 tensor of all 256 codes but NaN and infinity, and its scale."""
+    entries = random_entries(t1())
+    codes = np.resize(np.array([code for code in range(256) if code & 0x7F < 0x7C], np.uint8), (256, 512))
+    entries[FP8_NAME] = Entry(dtype, (256, 512), lambda: iter([codes.tobytes()]))
+    if scale is not None:
+        entries[name] = array_entry(scale, "F32")
+    return write_checkpoint(folder, t1(**config), entries=entries)
+
+
+def fp8_values(dtype: Any) -> np.ndarray:
+    import torch
+
+    codes = np.resize(np.array([code for code in range(256) if code & 0x7F < 0x7C], np.uint8), (256, 512))
+    return torch.from_numpy(codes).view(dtype).float().numpy()
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2"])
+def test_fp8_with_a_scale_is_dequantised_exactly(tmp_path: Path, dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    kind = torch.float8_e4m3fn if dtype == "F8_E4M3" else torch.float8_e5m2
+    generator = np.random.default_rng(3)
+    blocks = generator.random((2, 4), np.float32)
+    cases: list[tuple[np.ndarray, str, np.ndarray, dict[str, Any]]] = [
+        (np.array([0.37], np.float32), "_scale", np.float32(0.37), {}),
+        (rows := generator.random((256, 1), np.float32), "_scale", rows, {}),
+        (
+            blocks,
+            "_scale_inv",
+            np.kron(blocks, np.ones((128, 128), np.float32)),
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+        ),
+    ]
+    for number, (scale, suffix, factor, config) in enumerate(cases):
+        folder = fp8(tmp_path / str(number), scale, FP8_NAME + suffix, dtype, **config)
+        with open_checkpoint(folder) as checkpoint:
+            expected = fp8_values(kind) * factor
+            assert (checkpoint.read_rows("blk.0.ffn_down.weight") == expected).all()
+            assert (checkpoint.read_rows("blk.0.ffn_down.weight", 120, 140) == expected[120:140]).all()
+
+
+@pytest.mark.parametrize(
+    ("scale", "name", "words"),
+    [
+        (None, "", "scale is missing"),
+        (np.ones((3, 4), np.float32), FP8_NAME + "_scale_inv", "does not fit"),
+        (np.ones(1, np.float32), "layers.0.mlp.up_proj.weight_scale", "BF16 and yet has a scale"),
+    ],
+)
+def test_fp8_without_its_scale_or_with_a_wrong_one_is_refused(
+    tmp_path: Path, scale: np.ndarray | None, name: str, words: str
+) -> None:
+    with pytest.raises(DflashError, match=words):
+        open_checkpoint(fp8(tmp_path, scale, name))
+
+
+def test_integers_are_no_weights(tmp_path: Path) -> None:
+    entries = random_entries(t1())
+    entries["fc.weight"] = array_entry(np.ones((256, 512)), "I32")
+    with pytest.raises(DflashError, match=r"fc\.weight is I32"):
+        open_checkpoint(write_checkpoint(tmp_path, t1(), entries=entries))

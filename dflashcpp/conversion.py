@@ -50,7 +50,7 @@ class ConvertResult:
         lines = [
             f"{verb} {self.file} ({self.bytes / 2**20:.2f} MiB)",
             f"{kind}: {drafter.layers} layers, hidden {drafter.hidden}, blocks of {drafter.block_size}",
-            f"taps: outputs of target layers {[tap - 1 for tap in drafter.taps]} "
+            f"taps: outputs of target layers {drafter.target_layer_ids} "
             f"(in the file, as inputs of the next: {list(drafter.taps)})",
             f"target: {self.target}",
             f"weights: {counts}: {self.weights_mib:.2f} MiB, {self.bits_per_weight:.2f} bits per weight",

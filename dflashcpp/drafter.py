@@ -114,6 +114,11 @@ class Drafter:
         return self.block_size - 1
 
     @property
+    def target_layer_ids(self) -> list[int]:
+        """The taps in z-lab's numbers: the layers of the target whose output is read."""
+        return [tap - 1 for tap in self.taps]
+
+    @property
     def conv_groups(self) -> int | None:
         """Channel groups of the local convolution (DFlash-2)."""
         return self.hidden // self.conv_group if self.conv_group else None
@@ -155,7 +160,7 @@ class Drafter:
         return {
             **asdict(self),
             "max_draft": self.max_draft,
-            "target_layer_ids": [tap - 1 for tap in self.taps],
+            "target_layer_ids": self.target_layer_ids,
         }
 
     @classmethod

@@ -101,6 +101,14 @@ def misshapen(placed: Placed, sizes: Mapping[str, int]) -> list[str]:
     return wrong
 
 
+def table_shape(name: str, sizes: Mapping[str, int]) -> list[int] | None:
+    """The torch shape that the table gives a GGUF tensor; None when it or a dimension is unknown."""
+    try:
+        return [_product(entry, sizes) for entry in row_of(name)["shape"]]
+    except (StopIteration, KeyError):
+        return None
+
+
 def _product(entry: str, sizes: Mapping[str, int]) -> int:
     return math.prod(
         int(part) if part.isdigit() else sizes[part] for part in entry.replace(" ", "").split("*")

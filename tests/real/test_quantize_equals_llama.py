@@ -223,21 +223,39 @@ def test_every_type_llama_quantize_offers_is_a_recipe_or_is_refused_for_its_imat
             assert "importance matrix" in error.message
 
 
+def hard_inputs() -> dict[str, np.ndarray]:
+    """Rows that reach the branches of the scale searches: zeros, constants, outliers, denormals, any bits."""
+    random = np.random.default_rng(5)
+    odd = random.standard_normal((64, 512), dtype=np.float32)
+    odd[::3] = 0
+    odd[1, :256], odd[4], odd[7, ::2] = 1, -2.5, 1e-38
+    odd[8] *= 1e-40
+    odd[10] *= 1e30
+    odd[13, 5] = 1e6
+    odd[14], odd[16], odd[17] = np.abs(odd[14]), -np.abs(odd[16]), np.round(odd[17])
+    odd[19] = 1e-16 * np.sign(odd[19])
+    bits = (random.integers(0, 2**16, (64, 512)).astype(np.uint32) << 16).view(np.float32)
+    return {
+        "normal": random.standard_normal((12, 1024), dtype=np.float32),
+        "all of one sign": random.random((64, 512), dtype=np.float32) + 3,
+        "heavy tails": random.standard_t(1.5, (128, 512)).astype(np.float32),
+        "odd": odd,
+        "any bf16 bits": np.where(np.abs(bits) < 1e15, bits, 0).astype(np.float32),
+    }
+
+
 def test_the_library_of_xllamacpp_gives_the_same_bytes_as_our_own_build(library: LibGgml) -> None:
+    """An independent build of another llama.cpp: our patched searches must not change a bit."""
     xllamacpp = pytest.importorskip("xllamacpp")
     other = LibGgml(next(Path(xllamacpp.__file__).parent.glob("xllamacpp*.so")), "xllamacpp")
-    rows = np.random.default_rng(5).standard_normal((64, 1024), dtype=np.float32)
-    rows[3] = 0
-    compared = 0
-    for kind in TensorType:
-        if (
-            library.supports(kind)
-            and other.supports(kind)
-            and kind.name not in {"IQ2_XXS", "IQ2_XS", "IQ1_S"}
-        ):
-            assert library.quantize(kind, rows).tobytes() == other.quantize(kind, rows).tobytes(), kind.name
-            compared += 1
-    assert compared > 15
+    kinds = [k for k in TensorType if library.supports(k) and other.supports(k)]
+    kinds = [k for k in kinds if k.name not in {"IQ1_S", "IQ2_XXS", "IQ2_XS"}]
+    assert len(kinds) > 15
+    for name, rows in hard_inputs().items():
+        for kind in kinds if name == "normal" else ("Q8_0", "Q4_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"):
+            kind = TensorType[kind] if isinstance(kind, str) else kind
+            same = library.quantize(kind, rows).tobytes() == other.quantize(kind, rows).tobytes()
+            assert same, f"{kind.name} of {name}"
 
 
 def test_a_library_is_found_or_built() -> None:

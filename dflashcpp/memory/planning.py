@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dflashcpp.errors import DflashError
@@ -54,8 +54,6 @@ class Plan:
     warnings: tuple[str, ...] = ()
     published: tuple[Mapping[str, Any], ...] = ()
     largest_context: int | None = None
-    engine: Mapping[str, Any] | None = None
-    learned: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def place(self) -> str:

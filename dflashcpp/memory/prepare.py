@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from dflashcpp.errors import DflashError, UsageError
 from dflashcpp.memory import lines as of
-from dflashcpp.memory import planning, sources
+from dflashcpp.memory import planning, residuals, sources
 from dflashcpp.memory.lines import Line
 from dflashcpp.memory.model import Model
 from dflashcpp.memory.planning import Plan, Room
+from dflashcpp.memory.residuals import Residual
 from dflashcpp.memory.settings import Settings, from_flags, from_long_flags
 from dflashcpp.progress import SILENT, Progress
 
@@ -167,7 +168,19 @@ def _room(settings: Settings, device_memory: float | None) -> Room | None:
     if not settings.on_device:
         return device.host_room()
     found = device.gpus()
-    return found[0].room() if found else None
+    if not found:
+        return None
+    learned = _residual(found[0].uuid, found[0].driver)
+    room = found[0].room(learned.mib if learned else 0.0)
+    return replace(room, origin=f"{room.origin}, residual learned {learned.when}") if learned else room
+
+
+def _residual(uuid: str, driver: str) -> Residual | None:
+    """What an earlier run with our newest build showed this device to take beyond the buffers."""
+    from dflashcpp.llamacpp import find_build
+
+    build = find_build()
+    return residuals.recall(residuals.key_of(uuid, driver, build.digest)) if build else None
 
 
 def _with_weights(lines: list[Line], models: _Models) -> list[Line]:

@@ -1,0 +1,266 @@
+"""Planned, told by the engine, held by the process: the three side by side, and how they grow.
+
+Pure functions and small objects; the server calls them with its own process id, log and plan.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dflashcpp.memory.engine import EngineMemory, LogReader
+from dflashcpp.memory.planning import Plan
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Memory of a process and its children at one moment, MiB. `device` None: not told, or no device."""
+
+    at: float
+    rss: float
+    anonymous: float
+    device: float | None = None
+
+
+def sample(pid: int) -> Sample | None:
+    """Look at process `pid` and its children now; None when it is gone."""
+    import psutil
+
+    from dflashcpp.memory.device import gpus
+
+    try:
+        root = psutil.Process(pid)
+        family = [root, *root.children(recursive=True)]
+        infos = [process.memory_info() for process in family]
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return None
+    rss = sum(info.rss for info in infos) / MIB
+    shared = sum(getattr(info, "shared", 0) for info in infos) / MIB
+    pids = [process.pid for process in family]
+    held = [mib for mib in (gpu.of(pids) for gpu in gpus()) if mib is not None]
+    return Sample(time.time(), rss, max(0.0, rss - shared), sum(held) if held else None)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """From the first sample to the highest and the last one, MiB, on the device or of the process."""
+
+    first: float
+    peak: float
+    last: float
+    samples: int
+
+    @property
+    def grown(self) -> float:
+        return self.peak - self.first
+
+
+def growth(samples: Sequence[Sample]) -> Growth | None:
+    """How memory grew; None without samples. The device counts where it is told, else the process."""
+    if not samples:
+        return None
+    device = [one.device for one in samples if one.device is not None]
+    series = device if len(device) == len(samples) else [one.anonymous for one in samples]
+    return Growth(series[0], max(series), series[-1], len(series))
+
+
+class Watch:
+    """Samples a process every `seconds` in a thread of its own, until `stop` or the process is gone.
+
+    Keeps every sample of the first `keep`, then every second one, and so on: a long run costs no more.
+    """
+
+    def __init__(
+        self, pid: int, seconds: float = 5.0, keep: int = 512, look: Callable[[int], Sample | None] = sample
+    ) -> None:
+        self._pid, self._seconds, self._keep, self._look = pid, seconds, keep, look
+        self._samples: list[Sample] = []
+        self._stride = self._count = 0
+        self._peak: Sample | None = None
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
+
+    def start(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2 * self._seconds + 1)
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """What was kept, the highest moment included, in order of time."""
+        with self._lock:
+            kept = {one.at: one for one in self._samples}
+            if self._peak is not None:
+                kept[self._peak.at] = self._peak
+        return tuple(kept[at] for at in sorted(kept))
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            seen = self._look(self._pid)
+            if seen is None:
+                return
+            self._take(seen)
+            self._over.wait(self._seconds)
+
+    def _take(self, seen: Sample) -> None:
+        with self._lock:
+            if self._count % (1 << self._stride) == 0:
+                self._samples.append(seen)
+            self._count += 1
+            if len(self._samples) > self._keep:
+                self._samples = self._samples[::2]
+                self._stride += 1
+            if self._peak is None or _size(seen) > _size(self._peak):
+                self._peak = seen
+
+
+def _size(one: Sample) -> float:
+    return one.anonymous if one.device is None else one.device
+
+
+@dataclass(frozen=True)
+class Account:
+    """One run: what was planned, what llama-server told, what the process really holds (MiB)."""
+
+    engine: EngineMemory
+    plan: Plan | None = None
+    samples: tuple[Sample, ...] = ()
+    _order: tuple[str, ...] = field(default=("target", "draft", "mmproj"), repr=False)
+
+    @property
+    def process(self) -> float | None:
+        """MiB the process holds: on the device where that is told, else its own pages in memory."""
+        return _size(self.samples[-1]) if self.samples else None
+
+    @property
+    def residual(self) -> float | None:
+        """What the device holds beyond llama.cpp's buffers; None where the device does not tell."""
+        if not self.samples or self.samples[-1].device is None:
+            return None
+        return self.samples[-1].device - self.engine.mib(host=False)
+
+    def rows(self) -> list[tuple[str, str, float | None, float | None]]:
+        """(context, kind, planned, engine) MiB; None where one of them says nothing."""
+        planned = _planned(self.plan)
+        told = {
+            (context, kind): mib
+            for context, kinds in self.engine.as_dict().items()
+            for kind, mib in kinds.items()
+        }
+        keys = sorted({*planned, *told}, key=lambda key: (self._order.index(key[0]), key[1]))
+        return [(*key, planned.get(key), told.get(key)) for key in keys]
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """The three side by side for a person."""
+        body = [
+            [context, kind, _text(plan), _text(engine), ""] for context, kind, plan, engine in self.rows()
+        ]
+        plan = sum(row[2] or 0.0 for row in self.rows()) if self.plan else None
+        body.append(["total", "", _text(plan), _text(self.engine.mib()), _text(self.process)])
+        return ["context", "memory", "planned", "engine", "process"], body
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`: lines, totals, growth."""
+        grown = growth(self.samples)
+        return {
+            "lines": [
+                {"context": context, "kind": kind, "planned": plan, "engine": engine}
+                for context, kind, plan, engine in self.rows()
+            ],
+            "planned": round(sum(row[2] or 0.0 for row in self.rows()), 2) if self.plan else None,
+            "engine": round(self.engine.mib(), 2),
+            "process": None if self.process is None else round(self.process, 2),
+            "residual": None if self.residual is None else round(self.residual, 2),
+            "growth": None
+            if grown is None
+            else {"first": grown.first, "peak": grown.peak, "last": grown.last},
+        }
+
+
+def _text(mib: float | None) -> str:
+    return "n/a" if mib is None else f"{mib:.2f}"
+
+
+def _planned(plan: Plan | None) -> dict[tuple[str, str], float]:
+    """The plan by (context, kind); what reading layers adds is part of the compute buffer by then."""
+    sums: dict[tuple[str, str], float] = {}
+    for line in plan.lines if plan else ():
+        kind = "compute" if line.kind == "extraction" else line.kind
+        key = (line.context, kind)
+        sums[key] = round(sums.get(key, 0.0) + round(line.mib, 2), 2)
+    return sums
+
+
+# -- when it ran out ----------------------------------------------------------------------------------
+
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|insufficient memory|_M_range_check|invalid vector subscript|ErrorOutOfDeviceMemory"
+    r"|failed to allocate (?:buffer|compute|CUDA|Vulkan)|unable to allocate \S+ buffer|not enough memory"
+)
+_TASK = re.compile(r"launch_slot_: id +\d+ \| task +(-?\d+) \| processing task")
+_DONE = re.compile(r"print_timing: id +\d+ \| task +(-?\d+) \|")
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """Memory ran out: in which phase (`load`, `first token`, `request N`), the line that told, advice."""
+
+    phase: str
+    line: str
+    advice: str
+
+
+def out_of_memory(lines: Iterable[str]) -> OutOfMemory | None:
+    """Where in a llama-server log memory ran out, and what to change; None when it did not."""
+    reader, ready = LogReader(), False
+    started: list[str] = []
+    finished: set[str] = set()
+    for line in lines:
+        reader.feed(line)
+        ready = ready or "listening on" in line or "model loaded" in line
+        task, done = _TASK.search(line), _DONE.search(line)
+        if task:
+            started.append(task[1])
+        if done:
+            finished.add(done[1])
+        if _OUT_OF_MEMORY.search(line):
+            phase = _phase(ready, started, finished)
+            return OutOfMemory(phase, line.strip(), _advice(phase, reader.memory()))
+    return None
+
+
+def _phase(ready: bool, started: Sequence[str], finished: set[str]) -> str:
+    if not ready:
+        return "load"
+    if not finished:
+        return "first token"
+    return f"request {len(started)}"
+
+
+def _advice(phase: str, memory: EngineMemory) -> str:
+    if phase == "load":
+        if not memory.mib("target", "weights"):
+            return "the target's weights do not fit: -ngl with fewer layers, or a smaller quantisation"
+        if not memory.mib("draft") and memory.mib("target", "compute"):
+            return "the target fits, the drafter does not: lower -c or -ub, or pass -ngld 0"
+        return "the caches do not fit: lower -c, or use -np 1"
+    if phase == "first token":
+        return (
+            "the first request makes the compute buffer larger, because the drafter reads layers of the "
+            "target: lower -ub"
+        )
+    return (
+        "memory grew, or another program took it: compare with `dflashcpp status`; keep a margin by a "
+        "lower -c"
+    )

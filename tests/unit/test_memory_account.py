@@ -1,0 +1,150 @@
+"""Planned, engine and process side by side; growth; where memory ran out; learned residuals."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from dflashcpp.memory import residuals
+from dflashcpp.memory.account import Account, Sample, Watch, growth, out_of_memory, sample
+from dflashcpp.memory.engine import EngineMemory, Row, parse_log
+from dflashcpp.memory.lines import Line
+from dflashcpp.memory.model import read_model
+from dflashcpp.memory.planning import Plan
+from dflashcpp.memory.settings import Settings
+from dflashcpp.memory.sources import PlannedHeader
+
+LOGS = Path(__file__).parent / "memory_logs"
+ENGINE = EngineMemory((Row("target", "compute", "CUDA0", 100.0), Row("draft", "weights", "CUDA0", 50.0)))
+
+
+def _plan(*lines: Line) -> Plan:
+    keys = {"embedding_length": 8, "block_count": 0, "attention.head_count": 1}
+    header = PlannedHeader(
+        "none", {"general.architecture": "llama"} | {f"llama.{k}": v for k, v in keys.items()}
+    )
+    return Plan(lines, Settings(), read_model(header))
+
+
+def test_our_own_process_has_memory_and_one_that_is_gone_has_none() -> None:
+    mine = sample(os.getpid())
+    assert mine is not None and 1 < mine.anonymous <= mine.rss
+    assert sample(2**22 + 1) is None
+
+
+def test_the_three_stand_side_by_side_with_what_reading_layers_adds_in_the_compute_buffer() -> None:
+    plan = _plan(
+        Line("target", "compute", "device", 90.0, "formula"),
+        Line("target", "extraction", "device", 10.0, "formula"),
+        Line("target", "kv", "device", 7.0, "exact"),
+    )
+    account = Account(ENGINE, plan, (Sample(1.0, 500.0, 300.0, 170.0),))
+    assert account.rows() == [
+        ("target", "compute", 100.0, 100.0),
+        ("target", "kv", 7.0, None),
+        ("draft", "weights", None, 50.0),
+    ]
+    assert account.table()[1][-1] == ["total", "", "107.00", "150.00", "170.00"]
+    assert account.residual == 20.0
+
+
+def test_without_a_device_the_process_counts_by_its_own_pages_and_no_residual_is_made_up() -> None:
+    account = Account(ENGINE, samples=(Sample(1.0, 500.0, 300.0),))
+    assert account.process == 300.0
+    assert account.residual is None
+    assert account.as_dict()["planned"] is None
+
+
+def test_growth_is_the_peak_over_the_first_sample() -> None:
+    grown = growth([Sample(t, 0, 0, mib) for t, mib in enumerate((100.0, 140.0, 120.0))])
+    assert grown is not None and (grown.grown, grown.last) == (40.0, 120.0)
+    assert growth([]) is None
+
+
+def test_a_device_that_stops_telling_is_not_mixed_with_pages_of_the_host() -> None:
+    grown = growth([Sample(0, 0, 10.0, 900.0), Sample(1, 0, 11.0, None)])
+    assert grown is not None and grown.first == 10.0
+
+
+def test_watching_keeps_few_samples_and_always_the_highest() -> None:
+    seen = iter([Sample(float(i), 0, 1000.0 if i == 777 else 1.0) for i in range(2000)])
+    over = threading.Event()
+
+    def look(_: int) -> Sample | None:
+        found = next(seen, None)
+        if found is None:
+            over.set()
+        return found
+
+    watch = Watch(1, seconds=0, keep=64, look=look).start()
+    assert over.wait(30)
+    watch.stop()
+    assert len(watch.samples) <= 66
+    assert max(one.anonymous for one in watch.samples) == 1000.0
+    assert [one.at for one in watch.samples] == sorted(one.at for one in watch.samples)
+
+
+def _log(name: str) -> list[str]:
+    return (LOGS / name).read_text().splitlines()
+
+
+OOM = "0.9 E alloc_buffer: allocating 65.00 MiB on device 0: cudaMalloc failed: out of memory"
+
+
+def test_a_run_that_went_well_did_not_run_out() -> None:
+    assert out_of_memory(_log("patched-dflash2.log")) is None
+
+
+def test_running_out_while_loading_names_what_did_not_fit() -> None:
+    log = _log("pristine-dflash2.log")
+    drafter = next(i for i, line in enumerate(log) if "loading draft model" in line)
+    found = out_of_memory([*log[: drafter + 1], "terminate: vector::_M_range_check: __n (which is 1)"])
+    assert found is not None and found.phase == "load"
+    assert "the drafter does not" in found.advice
+    first = out_of_memory([OOM])
+    assert first is not None and "target's weights" in first.advice
+
+
+def test_running_out_at_the_first_request_is_told_from_loading_and_from_later() -> None:
+    log = _log("pristine-dflash2.log")
+    ready = next(i for i, line in enumerate(log) if "listening on" in line)
+    launch = next(line for line in log if "processing task" in line)
+    at_first = out_of_memory([*log[: ready + 1], launch, OOM])
+    assert at_first is not None and at_first.phase == "first token"
+    assert "-ub" in at_first.advice
+    later = out_of_memory([*log, launch, launch, OOM])
+    assert later is not None and later.phase.startswith("request ")
+
+
+def test_a_residual_is_kept_by_device_driver_and_build_with_its_age(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFLASHCPP_CACHE", str(tmp_path))
+    key = residuals.key_of("GPU-1", "580", "abc")
+    assert residuals.recall(key) is None
+    residuals.remember(key, 312.5, now=1000.0)
+    known = residuals.recall(key, now=1000.0 + 3 * 86400)
+    assert known is not None and (known.mib, known.when) == (312.5, "3 days ago")
+    assert residuals.recall(residuals.key_of("GPU-1", "581", "abc")) is None
+
+
+def test_a_damaged_file_of_residuals_is_as_good_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFLASHCPP_CACHE", str(tmp_path))
+    residuals.remember("a", 1.0)
+    (tmp_path / "state" / "memory" / "residuals.json").write_text("{")
+    assert residuals.recall("a") is None
+    residuals.remember("a", 2.0)
+    assert residuals.recall("a") is not None
+
+
+def test_the_engine_sees_the_larger_buffer_of_the_first_request() -> None:
+    assert parse_log(_log("pristine-dflash2.log")).as_dict() == {
+        "target": {"weights": 92.1, "kv": 90.0, "compute": 19.76, "output": 0.19},
+        "draft": {"weights": 14.98, "kv": 6.0, "compute": 103.39, "output": 0.19},
+    }
+    assert parse_log(_log("patched-dflash2.log")).mib("draft", "compute") == 1.13

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,7 +59,7 @@ def compile_targets(
                 _show(line.decode(errors="replace"), task)
             process.wait()
         except BaseException:
-            process.terminate()  # ninja ends its compilers and removes half-written files
+            process.send_signal(signal.SIGINT)  # ninja ends its compilers and removes half-written files
             process.wait()
             raise
     if process.returncode:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -373,3 +376,38 @@ def test_two_processes_build_once(stand_in: StandIn, own_cache: Path) -> None:
         made = [job.result() for job in [pool.submit(llamacpp.build, patches=False) for _ in range(2)]]
     assert made[0] == made[1]
     assert [path.name for path in (own_cache / "builds").iterdir()] == [made[0].root.name]
+
+
+def test_ctrl_c_while_compiling_ends_the_compiler_and_leaves_no_build(
+    stand_in: StandIn, own_cache, tmp_path
+) -> None:
+    started, ended = tmp_path / "started", tmp_path / "ended"
+    slow = f"""case "$*" in *main.cpp*)
+    trap 'touch "{ended}"; exit 1' TERM INT
+    touch "{started}"
+    i=0; while [ $i -lt 600 ]; do sleep 0.1; i=$((i + 1)); done;;
+esac
+exec /usr/bin/c++ "$@\""""
+    compiler = fake_tools.script(tmp_path / "slow", "c++", slow)
+    code = (
+        "import sys, pathlib; from dflashcpp import knowledge; from dflashcpp.cli.app import run;"
+        "knowledge.root = lambda: pathlib.Path(sys.argv[1]); sys.exit(run(['build', '--no-patches']))"
+    )
+    command = [sys.executable, "-c", code, str(stand_in.knowledge)]
+    environment = os.environ | {"CXX": str(compiler)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        _wait_for(started)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+    _wait_for(ended)
+    assert list((own_cache / "builds").iterdir()) == []
+    assert llamacpp.build(patches=False).binary("llama-server").is_file()
+
+
+def _wait_for(path: Path) -> None:
+    until = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < until, f"{path.name} did not come"
+        time.sleep(0.05)

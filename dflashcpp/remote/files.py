@@ -214,3 +214,19 @@ def _first_bytes(host: Host, path: str, count: int) -> bytes:
     if done.returncode != 0:
         raise DflashError(f"{host.name}:{path} cannot be read: {lines[-1] if lines else done.returncode}")
     return done.stdout
+
+
+def write_small(host: Host, path: str, data: bytes, script: str) -> None:
+    """Write a few bytes over there by a one-line `script` that reads stdin and gets the path."""
+    argv = command.data_argv(host.ssh, script, [path])
+    try:
+        done = subprocess.run(argv, input=data, capture_output=True, timeout=90)
+    except subprocess.TimeoutExpired:
+        raise DflashError(f"{host.name} did not take {path} within 90 s") from None
+    except OSError as error:
+        raise no_ssh(argv[0], error) from None
+    lines = done.stderr.decode("utf-8", errors="replace").splitlines()
+    if done.returncode == 255:
+        raise FaultError(faults.of_exit(lines, 255, host=host.name, connected=True))
+    if done.returncode != 0:
+        raise DflashError(f"{host.name}:{path} cannot be written: {lines[-1] if lines else done.returncode}")

@@ -3,7 +3,7 @@ printf 'home=%s\n' "$HOME"
 printf 'cores=%s\n' "$(getconf _NPROCESSORS_ONLN 2>/dev/null || nproc 2>/dev/null)"
 printf 'memory_kib=%s\n' "$(awk '/^MemAvailable/ {print $2}' /proc/meminfo 2>/dev/null)"
 printf 'free_kib=%s\n' "$(df -Pk "$HOME" 2>/dev/null | awk 'NR == 2 {print $4}')"
-for name in dflashcpp llama-server cmake ninja git nvcc; do
+for name in dflashcpp llama-server cmake ninja make c++ nvcc; do
     found=$(command -v "$name" 2>/dev/null)
     for folder in "$HOME/.local/bin" /usr/local/bin /usr/local/cuda/bin /opt/llama.cpp/build/bin; do
         [ -z "$found" ] && [ -x "$folder/$name" ] && found="$folder/$name"

@@ -176,6 +176,12 @@ class _Use:
     allocated: bool = False
 
 
+def _ours(tensor: Tensor) -> bool:
+    """Whether the tensor's memory is this buffer's to give and take."""
+    root = tensor.view_of or tensor
+    return not root.external
+
+
 class _Layout:
     """ggml_gallocr_alloc_graph_impl with a buffer on the device and one on the host."""
 
@@ -192,28 +198,34 @@ class _Layout:
         return self._host if tensor.host else self._device
 
     def _use(self, tensor: Tensor) -> _Use:
-        return self._uses.setdefault(tensor, _Use())
+        use = self._uses.get(tensor)
+        if use is None:
+            use = self._uses[tensor] = _Use()
+        return use
 
     def _run(self, graph: Graph) -> None:
         for leaf in graph.leafs:
             self._place(leaf)
-        for node in graph.nodes:
-            if node.view_of is not None:
+        read = [[source for source in node.sources if _ours(source)] for node in graph.nodes]
+        for node, sources in zip(graph.nodes, read, strict=True):
+            if node.view_of is not None and _ours(node):
                 self._use(node.view_of).views += 1
-            for source in node.sources:
+            for source in sources:
                 self._use(source).children += 1
                 if source.input:
                     self._place(source)
-        for node in graph.nodes:
-            for source in node.sources:
+        for node, sources in zip(graph.nodes, read, strict=True):
+            for source in sources:
                 self._place(source)
             self._place(node)
-            for source in node.sources:
+            for source in sources:
                 self._release(source)
 
     def _place(self, node: Tensor) -> None:
+        if node.external or node.view_of is not None:
+            return
         use = self._use(node)
-        if use.allocated or node.external or node.view_of is not None:
+        if use.allocated:
             return
         use.allocated = True
         if node.op in _IN_PLACE and any(self._inherit(node, use, parent) for parent in node.sources):
@@ -261,18 +273,24 @@ def host_bytes(graph: Graph) -> int:
     return _Layout(graph, _HOST_ALIGNMENT).peaks[0]
 
 
-def device_bytes(graph: Graph) -> tuple[int, int]:
-    """Bytes on the device and on the host when all but the lookup of embeddings runs on one device.
+def device_bytes(graph: Graph) -> int:
+    """Bytes on one device that runs everything but the lookup of embeddings.
 
-    The device holds what a CPU would, copies of the inputs included, but not the input nobody reads
-    (ready-made embeddings). The host holds the inputs and the looked-up rows, as the split in
-    `ggml_backend_sched_split_graph` (ggml-backend.cpp) leaves them there. Where the copies land moves
-    the layout of a drafter with convolutions by up to three percent.
+    It holds what a CPU would, copies of the inputs included, but not the input nobody reads
+    (ready-made embeddings). Where the copies land moves the layout of a drafter with convolutions by
+    up to three percent.
     """
     read = {source for node in graph.nodes for source in node.sources}
     used = Graph(graph.nodes, [leaf for leaf in graph.leafs if leaf in read])
-    device = _Layout(used, _DEVICE_ALIGNMENT).peaks[0]
-    return device, _Layout(_split(graph), _DEVICE_ALIGNMENT).peaks[1]
+    return _Layout(used, _DEVICE_ALIGNMENT).peaks[0]
+
+
+def beside_device_bytes(graph: Graph) -> int:
+    """Bytes on the host beside such a device: the inputs and the looked-up rows.
+
+    As the split in `ggml_backend_sched_split_graph` (ggml-backend.cpp) leaves them. Changes `graph`.
+    """
+    return _Layout(_split(graph), _DEVICE_ALIGNMENT).peaks[1]
 
 
 def _split(graph: Graph) -> Graph:

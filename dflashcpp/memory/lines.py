@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dflashcpp.memory.drafters import draft_graph, inject_graph, is_v2
-from dflashcpp.memory.graph import Graph, device_bytes, host_bytes
+from dflashcpp.memory.graph import Graph, beside_device_bytes, device_bytes, host_bytes
 from dflashcpp.memory.layers import Batch
 from dflashcpp.memory.model import Layer, Model
 from dflashcpp.memory.settings import Cells, Settings, cells, pad
@@ -168,33 +169,47 @@ def _quantised(kind: str) -> bool:
     return kind not in ("f32", "f16", "bf16")
 
 
-def compute(context: str, graphs: list[Graph], settings: Settings, error: float) -> Iterator[Line]:
+Sizes = tuple[int, int]  # bytes where the graph runs, bytes on the host beside a device
+
+
+def _sizes(graph: Graph, on_device: bool, beside: bool) -> Sizes:
+    if not on_device:
+        return host_bytes(graph), 0
+    return device_bytes(graph), beside_device_bytes(graph) if beside else 0
+
+
+@functools.lru_cache(maxsize=256)
+def _target_sizes(model: Model, batch: Batch, on_device: bool, beside: bool) -> Sizes:
+    return _sizes(target_graph(model, batch), on_device, beside)
+
+
+def _compute(context: str, sizes: Sequence[Sizes], settings: Settings, error: float) -> Iterator[Line]:
     """The largest of the graphs a context reserves for, on the device and on the host."""
-    if not settings.on_device:
-        size = max(host_bytes(graph) for graph in graphs)
-        yield _line(context, "compute", "host", size, FORMULA, error=error)
-        return
-    sizes = [device_bytes(graph) for graph in graphs]
-    yield _line(context, "compute", "device", max(pair[0] for pair in sizes), FORMULA, error=error)
-    yield _line(context, "compute", "host", max(pair[1] for pair in sizes), FORMULA, error=error)
+    place = "device" if settings.on_device else "host"
+    yield _line(context, "compute", place, max(size for size, _ in sizes), FORMULA, error=error)
+    host = max(size for _, size in sizes)
+    if host:
+        yield _line(context, "compute", "host", host, FORMULA, error=error)
 
 
 def target_compute(
-    model: Model, settings: Settings, held: Cells, taps: frozenset[int], *, drafting: bool
+    model: Model, settings: Settings, held: Cells, taps: frozenset[int], *, drafting: bool, beside: bool
 ) -> Iterator[Line]:
-    """Reserved at start, and what reading the drafter's layers adds with the first request."""
+    """Reserved at start, and what reading the drafter's layers adds with the first request.
+
+    `beside`: also what stands on the host beside a device.
+    """
     error = 0.5 if not model.known else 0.25 if _partly(model, settings) else 0.02
     batch = target_batch(model, settings, held, drafting=drafting)
-    before = list(compute("target", [target_graph(model, batch)], settings, error))
-    yield from before
+    before = _target_sizes(model, batch, settings.on_device, beside)
+    yield from _compute("target", [before], settings, error)
     if not taps:
         return
-    tapped = replace(batch, layer_inputs=taps)
-    for old, new in zip(
-        before, compute("target", [target_graph(model, tapped)], settings, error), strict=True
-    ):
-        if new.mib > old.mib:
-            yield replace(new, kind="extraction", mib=new.mib - old.mib, note="with the first request")
+    after = _target_sizes(model, replace(batch, layer_inputs=taps), settings.on_device, False)
+    if after[0] > before[0]:
+        place = "device" if settings.on_device else "host"
+        added = _line("target", "extraction", place, after[0] - before[0], FORMULA, error=error)
+        yield replace(added, note="with the first request")
 
 
 def _partly(model: Model, settings: Settings) -> bool:
@@ -211,8 +226,17 @@ def draft_settings(settings: Settings, drafter: Model, held: Cells) -> Settings:
     return settings.changed(ubatch=rows, batch=rows, draft_max=min(settings.draft_max, block - 1))
 
 
-def draft_graphs(drafter: Model, target: Model, settings: Settings, held: Cells) -> list[Graph]:
-    """What the drafter's context reserves for: the block, and in the patched engine the injection."""
+def draft_compute(
+    drafter: Model, target: Model, settings: Settings, held: Cells, *, beside: bool
+) -> Iterator[Line]:
+    """The buffer of the draft context: the block, and in the patched engine also the injection."""
+    graphs = _draft_graphs(drafter, target, settings, held)
+    sizes = [_sizes(graph, settings.on_device, beside) for graph in graphs]
+    yield from _compute("draft", sizes, settings, 0.03 if settings.on_device else 0.01)
+
+
+def _draft_graphs(drafter: Model, target: Model, settings: Settings, held: Cells) -> list[Graph]:
+    """What the drafter's context reserves for."""
     asked = settings.parallel * settings.block
     own = draft_settings(settings, drafter, held)
     whole = pad(min(held.context, own.batch, own.ubatch), settings.parallel)

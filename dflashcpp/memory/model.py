@@ -66,9 +66,9 @@ class Layer:
         return self.kv_heads * self.head_k, self.kv_heads * self.head_v
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Model:
-    """A model as the planner sees it. `tensors` are those of the header, in ggml shapes."""
+    """A model as the planner sees it, equal only to itself; `tensors` are the header's, in ggml shapes."""
 
     source: str
     arch: str

@@ -89,8 +89,13 @@ class Plan:
         )
 
 
-def make_lines(target: Model, drafter: Model | None, settings: Settings) -> list[Line]:
-    """Every line of target and drafter under `settings`."""
+def make_lines(
+    target: Model, drafter: Model | None, settings: Settings, *, beside: bool = True
+) -> list[Line]:
+    """Every line of target and drafter under `settings`.
+
+    beside: also the compute buffers on the host beside a device, which double the work.
+    """
     held = _held(target, settings)
     taps = _taps(target, drafter)
     drafting = drafter is not None
@@ -99,10 +104,10 @@ def make_lines(target: Model, drafter: Model | None, settings: Settings) -> list
         *of.weights("target", target, settings, settings.gpu_layers),
         *of.caches("target", target, settings, held, types, settings.gpu_layers),
         *of.recurrent(target, settings, drafting),
-        *of.target_compute(target, settings, held, taps, drafting=drafting),
+        *of.target_compute(target, settings, held, taps, drafting=drafting, beside=beside),
         *of.target_outputs(target, settings, len(taps), drafting=drafting),
     ]
-    return found + (_drafter_lines(target, drafter, settings, held) if drafter else [])
+    return found + (_drafter_lines(target, drafter, settings, held, beside) if drafter else [])
 
 
 def _held(target: Model, settings: Settings) -> Cells:
@@ -118,15 +123,15 @@ def _taps(target: Model, drafter: Model | None) -> frozenset[int]:
     return frozenset(int(tap) for tap in drafter.keys.get("target_layers", ()))
 
 
-def _drafter_lines(target: Model, drafter: Model, settings: Settings, held: Cells) -> list[Line]:
+def _drafter_lines(
+    target: Model, drafter: Model, settings: Settings, held: Cells, beside: bool
+) -> list[Line]:
     own = of.draft_cells(settings, drafter, held)
     types = (settings.draft_cache_k, settings.draft_cache_v)
-    graphs = of.draft_graphs(drafter, target, settings, own)
-    error = 0.03 if settings.on_device else 0.01
     return [
         *of.weights("draft", drafter, settings, settings.draft_gpu_layers),
         *of.caches("draft", drafter, settings, own, types, settings.draft_gpu_layers),
-        *of.compute("draft", graphs, settings, error),
+        *of.draft_compute(drafter, target, settings, own, beside=beside),
         *of.draft_outputs(drafter, target, settings, own),
     ]
 
@@ -166,10 +171,11 @@ _QUANTISED = "3 to 4 tok/s (published, RTX A4000), a little quality"
 def savings(target: Model, drafter: Model | None, settings: Settings) -> list[Saving]:
     """Flags that free memory, what is cheap first and by MiB; a quantised KV cache comes last."""
     place = "device" if settings.on_device else "host"
-    now = of.total(make_lines(target, drafter, settings), place)
+    now = of.total(make_lines(target, drafter, settings, beside=False), place)
     found = []
     for rank, flags, other, cost in _variants(target, drafter, settings):
-        freed = now - of.total(make_lines(target, drafter if rank != 3 else None, other), place)
+        lines = make_lines(target, drafter if rank != 3 else None, other, beside=False)
+        freed = now - of.total(lines, place)
         if freed >= 1.0:
             found.append((rank, -freed, Saving(flags, round(freed, 2), cost)))
     return [saving for _, _, saving in sorted(found, key=lambda row: row[:2])]
@@ -233,8 +239,8 @@ def largest_context(target: Model, drafter: Model | None, settings: Settings, ro
 
 
 def _fits(target: Model, drafter: Model | None, settings: Settings, room: Room) -> bool:
-    plan = Plan(tuple(make_lines(target, drafter, settings)), settings, target, drafter, room)
-    return bool(plan.fits)
+    lines = tuple(make_lines(target, drafter, settings, beside=False))
+    return bool(Plan(lines, settings, target, drafter, room).fits)
 
 
 # -- published measurements ---------------------------------------------------------------------------

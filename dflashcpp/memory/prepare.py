@@ -204,7 +204,7 @@ def _published(pair: Pair | None, models: _Models, settings: Settings) -> list[d
         version = int(row.get("version", 2))
         drafter = _published_drafter(pair, row, version)
         bare = settings.changed(patched=False, draft_sampling=False)
-        planned = planning.make_lines(models.target, drafter, bare)
+        planned = planning.make_lines(models.target, drafter, bare, beside=False)
         counted = [line for line in planned if line.kind not in ("extraction", "output")]
         same = int(row.get("context", 0)) == settings.context and settings.ubatch == int(row.get("ubatch", 0))
         kinds = ["target_weights"] + (["draft_compute"] if same and settings.parallel == 1 else [])
@@ -293,7 +293,9 @@ def _engines(made: Plan) -> dict[str, Any]:
     """The same under our engine and the pristine one: sums by context, total."""
     found = {}
     for name, patched in (("patched", True), ("unpatched", False)):
-        lines = planning.make_lines(made.target, made.drafter, made.settings.changed(patched=patched))
+        lines = planning.make_lines(
+            made.target, made.drafter, made.settings.changed(patched=patched), beside=False
+        )
         kept = [line for line in made.lines if line.origin == of.PUBLISHED or line.context == "mmproj"]
         replaced = {(line.context, line.kind) for line in kept}
         other = replace(

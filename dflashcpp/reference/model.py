@@ -106,7 +106,11 @@ class ReferenceDrafter:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Head, multiplier and softcap on final-normed rows [..., hidden]: [..., vocab]."""
-        logits = self.vocabulary.logits(hidden) * (self.drafter.logit_scale or 1.0)
+        return self.transformed(self.vocabulary.logits(hidden))
+
+    def transformed(self, logits: torch.Tensor) -> torch.Tensor:
+        """The head's raw logits after this drafter's multiplier and softcap."""
+        logits = logits * (self.drafter.logit_scale or 1.0)
         if self.drafter.softcap:
             logits = (logits / self.drafter.softcap).tanh() * self.drafter.softcap
         return logits
@@ -128,10 +132,25 @@ class ReferenceDrafter:
         `rows` None is the trained block. Above temperature 0 DFlash-2 walks its candidates at that
         temperature; DFlash draws each row from its logits after top-k and top-p.
         """
-        rows = rows or self.drafter.block_size
-        masks = torch.full((anchor.shape[0], rows - 1), self.drafter.mask_token_id)
+        masks = torch.full(
+            (anchor.shape[0], (rows or self.drafter.block_size) - 1), self.drafter.mask_token_id
+        )
         hidden = self.block(context, torch.cat((anchor[:, None], masks), dim=1), start)[:, 1:]
         logits = self.logits(hidden)
+        return self.choose(hidden, logits, anchor, temperature, top_k=top_k, top_p=top_p, generator=generator)
+
+    def choose(
+        self,
+        hidden: torch.Tensor,
+        logits: torch.Tensor,
+        anchor: torch.Tensor,
+        temperature: float = 0.0,
+        *,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Draft:
+        """The tokens of a draft from its final-normed rows [batch, slots, hidden] and their logits."""
         if self.drafter.selector_top_k:
             width = self.drafter.selector_top_k
             path = walk(self.weights, hidden, logits, anchor, width, temperature, generator)

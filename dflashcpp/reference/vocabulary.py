@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from dflashcpp.reference.weights import Weights
+from dflashcpp.drafter import Drafter
+from dflashcpp.errors import DflashError
+from dflashcpp.reference.weights import GgufWeights, Weights
+
+if TYPE_CHECKING:
+    from dflashcpp.gguf_file import Header
 
 _HEAD_ROWS = 8192
+_EMBEDDING_SCALE = 0.1  # about what trained embeddings have
 
 
 class Vocabulary:
@@ -91,7 +98,7 @@ class RandomVocabulary(Vocabulary):
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         known, where = ids.reshape(-1).unique(return_inverse=True)
         rows = [self._normal(1, 2 * token) for token in known.tolist()]
-        return torch.cat(rows)[where].view(*ids.shape, self.hidden)
+        return _EMBEDDING_SCALE * torch.cat(rows)[where].view(*ids.shape, self.hidden)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         parts = []
@@ -103,3 +110,30 @@ class RandomVocabulary(Vocabulary):
     def _normal(self, rows: int, stream: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(self.seed * 2**32 + stream)
         return torch.randn(rows, self.hidden, generator=generator)
+
+
+def shared_vocabulary(target: Header | None, size: int, hidden: int, seed: int) -> Vocabulary:
+    """The target's embedding and head; without a target seeded random ones of this size.
+
+    Raises DflashError when the target's rows have another length.
+    """
+    if target is None:
+        return RandomVocabulary(size, hidden, seed)
+    weights = GgufWeights(target)
+    found = weights.shape("token_embd.weight")
+    if found[-1] != hidden:
+        raise DflashError(
+            f"{target.source} has hidden size {found[-1]}, the drafter has {hidden}",
+            hint="give the target that this drafter was trained for",
+        )
+    return BorrowedVocabulary(weights, f"embedding and head of {target.source}")
+
+
+def with_own(shared: Vocabulary, drafter: Drafter, weights: Weights) -> Vocabulary:
+    """`shared`, with the drafter's own embedding or head in its place where it has one."""
+    if not drafter.own_embedding and not drafter.own_head:
+        return shared
+    mapping = weights.integers("d2t") if drafter.draft_vocab else None
+    size = 0 if mapping is None else shared.size
+    own = BorrowedVocabulary(weights, f"the drafter's own in {weights.label}", size, mapping)
+    return own if drafter.own_embedding else SplitVocabulary(shared, own)

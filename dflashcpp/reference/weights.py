@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 SLICE_BYTES = 64 * 2**20
 KEEP_BYTES = 512 * 2**20
+_BLOCK = 32
 
 
 class Weights:
@@ -59,6 +60,10 @@ class Weights:
     def tensor(self, name: str) -> torch.Tensor:
         """A whole tensor, float32, in its own shape."""
         return self._whole(name).view(self.shape(name))
+
+    def integers(self, name: str) -> torch.Tensor:
+        """A 1-D tensor of whole numbers (below 2**24): int64."""
+        return torch.from_numpy(self.read(name, 0, self.rows(name))).long().flatten()
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """x @ W.T for `x` [..., in]: [..., out]; a slice of W at a time unless W is kept."""
@@ -146,9 +151,9 @@ class GgufWeights(Weights):
 
     def type_name(self, name: str) -> str:
         """How the tensor is stored: `F32`, `Q4_K` ..."""
-        from gguf import GGMLQuantizationType
+        from dflashcpp.gguf_file import TensorType
 
-        return GGMLQuantizationType(self._info(name).type).name
+        return TensorType(self._info(name).type).name
 
     def read(self, name: str, start: int, stop: int) -> np.ndarray:
         from gguf import GGMLQuantizationType
@@ -161,16 +166,46 @@ class GgufWeights(Weights):
         raw = raw.reshape(stop - start, row_bytes)
         if info.type == GGMLQuantizationType.I64:
             return raw.view(np.int64).astype(np.float32)
-        return dequantize(raw, GGMLQuantizationType(info.type)).astype(np.float32, copy=False)
-
-    def integers(self, name: str) -> torch.Tensor:
-        """An I64 tensor, exactly."""
-        info = self._info(name)
-        begin = self._header.data_start + info.offset
-        return torch.from_numpy(np.array(self._data[begin : begin + info.nbytes]).view(np.int64))
+        try:
+            return dequantize(raw, GGMLQuantizationType(info.type)).astype(np.float32, copy=False)
+        except (NotImplementedError, ValueError):
+            raise DflashError(
+                f"{self.label}: tensor {name} is {self.type_name(name)}, which gguf cannot read",
+                hint="a newer gguf may: pip install --upgrade gguf",
+            ) from None
 
     def _info(self, name: str) -> TensorInfo:
         return _found(self._header.tensors, name, self.label)
+
+
+class NoisyWeights(Weights):
+    """Another side's weights with random errors of a given size: what quantising could do to them.
+
+    `errors` gives each tensor's error relative to its size; within blocks of 32 numbers the noise
+    follows the block's own size, as a quantised block's does.
+    """
+
+    def __init__(self, weights: Weights, errors: Mapping[str, float], seed: int) -> None:
+        super().__init__(f"{weights.label} with noise")
+        self._weights, self._errors, self._seed = weights, dict(errors), seed
+
+    def names(self) -> tuple[str, ...]:
+        return self._weights.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._weights.shape(name)
+
+    def read(self, name: str, start: int, stop: int) -> np.ndarray:
+        values = self._weights.slice(name, start, stop).numpy()
+        error = self._errors.get(name, 0.0)
+        if error == 0:
+            return values
+        width = _BLOCK if values.shape[1] % _BLOCK == 0 else values.shape[1]
+        blocks = values.reshape(-1, width)
+        size = np.sqrt(np.mean(np.square(blocks), axis=1, keepdims=True))
+        generator = np.random.default_rng([self._seed, start, *name.encode()])
+        noise = generator.standard_normal(blocks.shape, dtype=np.float32)
+        return (blocks + np.float32(error) * size * noise).reshape(values.shape)
 
 
 def _found(tensors: Mapping[str, T], name: str, label: str) -> T:

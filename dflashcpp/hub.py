@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +21,41 @@ def download(repo: str, name: str, *, revision: str | None = None, progress: Pro
     a full disk and a network that cannot be reached apart.
     """
     import huggingface_hub
+
+    with explained(repo, name, revision), progress.task(f"downloading {repo} {name}", None, "bytes") as task:
+        return Path(
+            huggingface_hub.hf_hub_download(
+                repo,
+                name,
+                revision=revision,
+                endpoint=os.environ.get("HF_ENDPOINT"),
+                tqdm_class=_bar_class(task),
+            )
+        )
+
+
+@contextmanager
+def explained(repo: str, name: str, revision: str | None) -> Iterator[None]:
+    """Whatever the Hub or the way to it does wrong inside the block becomes a DflashError in words."""
     from huggingface_hub import errors
 
-    try:
-        with progress.task(f"downloading {repo} {name}", None, "bytes") as task:
-            return Path(
-                huggingface_hub.hf_hub_download(
-                    repo,
-                    name,
-                    revision=revision,
-                    endpoint=os.environ.get("HF_ENDPOINT"),
-                    tqdm_class=_bar_class(task),
-                )
-            )
-    except (
+    known: tuple[type[Exception], ...] = (
         errors.HfHubHTTPError,
         errors.LocalEntryNotFoundError,
         errors.OfflineModeIsEnabled,
+        errors.HFValidationError,
         OSError,
-    ) as error:
+    )
+    try:
+        yield
+    except (*known, *_network_errors()) as error:
         raise _explained(repo, name, revision, error) from error
+
+
+def _network_errors() -> list[type[Exception]]:
+    """What the HTTP library under huggingface_hub raises; its name has changed more than once."""
+    libraries = [sys.modules.get(name) for name in ("httpx2", "httpx")]
+    return [library.HTTPError for library in libraries if library is not None]
 
 
 def _explained(repo: str, name: str, revision: str | None, error: Exception) -> DflashError:
@@ -45,6 +63,7 @@ def _explained(repo: str, name: str, revision: str | None, error: Exception) -> 
     from huggingface_hub import errors
 
     page = f"https://huggingface.co/{repo}"
+    what = f"{repo} {name}".strip()
     if isinstance(error, errors.GatedRepoError):
         return DflashError(
             f"{repo} is gated: this login may not read it",
@@ -59,7 +78,7 @@ def _explained(repo: str, name: str, revision: str | None, error: Exception) -> 
         return DflashError(f"{repo} has no revision {revision}", hint=f"look at {page}")
     if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
         return DflashError(
-            f"{repo} {name} is not in the Hub cache and the Hub cannot be reached",
+            f"{what} is not in the Hub cache and the Hub cannot be reached",
             hint="check the network and HF_HUB_OFFLINE, or pass a local file",
         )
     if isinstance(error, errors.EntryNotFoundError):
@@ -72,9 +91,15 @@ def _explained(repo: str, name: str, revision: str | None, error: Exception) -> 
     if status == 403:
         return DflashError(f"this login may not read {repo} (403)", hint=f"ask for access on {page}")
     if status is not None:
-        return DflashError(f"the Hub answered {status} for {repo} {name}", hint="try again later")
+        return DflashError(f"the Hub answered {status} for {what}", hint="try again later")
+    if "Connect" in type(error).__name__:
+        return DflashError(
+            f"the Hub cannot be reached for {what}: {error}",
+            hint="check the network and HF_ENDPOINT, or pass a local file",
+        )
     return DflashError(
-        f"{repo} {name} could not be downloaded: {error}", hint="check the network and the disk"
+        f"{what} could not be downloaded: {error}",
+        hint="run the command again: what has arrived is kept",
     )
 
 

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from dflashcpp.errors import DflashError
 from dflashcpp.progress import Progress
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-
 
 def resolve_source(source: str | Path, progress: Progress) -> Path:
-    """The file or folder `source` names. Raises DflashError when there is nothing."""
+    """The file or folder `source` names, downloaded if it is a Hub id (`org/name`, `org/name@revision`).
+
+    Raises DflashError when there is nothing.
+    """
+    from dflashcpp.hub_repo import HubId, fetch_checkpoint
+
     path = Path(source)
     if path.exists():
         return path
-    if isinstance(source, str) and HUB_ID.fullmatch(source):
-        return _from_hub(source, progress)
-    raise DflashError(
-        f"there is no file or folder {source}", hint="check the path, or give a Hub id (org/name)"
-    )
-
-
-def _from_hub(repo: str, progress: Progress) -> Path:
-    from dflashcpp import hub
-
-    hub.download(repo, "config.json", progress=progress)
-    return hub.download(repo, "model.safetensors", progress=progress)
+    wanted = HubId.parse(source) if isinstance(source, str) else None
+    if wanted is None or wanted.quant:
+        raise DflashError(
+            f"there is no file or folder {source}", hint="check the path, or give a Hub id (org/name)"
+        )
+    return fetch_checkpoint(wanted, progress)

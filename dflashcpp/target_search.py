@@ -21,27 +21,62 @@ def find_target(
     drafter. Raises DflashError naming the target that the drafter wants.
     """
     if given is not None:
-        return _given(given)
-    return _beside(checkpoint) or _by_pair(checkpoint, progress) or _nothing(checkpoint)
+        return _given(given, progress)
+    found = _beside(checkpoint) or _by_pair(checkpoint, progress) or _in_hub_cache(checkpoint, progress)
+    return found or _nothing(checkpoint)
 
 
-def _given(given: str | Path) -> Target:
+def _given(given: str | Path, progress: Progress) -> Target:
     path = Path(given)
-    if not path.exists():
-        raise DflashError(f"there is no target {given}", hint="--target wants the GGUF of the target")
     if path.is_dir():
-        raise DflashError(f"{given} is a folder; give the target's GGUF")
-    return read_target(path)
+        return _in_folder(path)
+    if path.exists() or str(given).startswith(("http://", "https://")):
+        return read_target(given)
+    return _on_hub(str(given), progress)
 
 
-def _beside(checkpoint: Checkpoint) -> Target | None:
-    """The one GGUF beside the checkpoint that is no drafter."""
+def _on_hub(given: str, progress: Progress) -> Target:
+    """`org/repo:QUANT`: the header of a GGUF by range; a repository without GGUF: its tokenizer files."""
+    from dflashcpp.hub_repo import HubId, choose_gguf, fetch_tokenizer, look_up
+    from dflashcpp.target_hf import read_target_folder
+
+    wanted = HubId.parse(given)
+    if wanted is None:
+        raise DflashError(
+            f"there is no target {given}",
+            hint="--target wants a GGUF, a folder, or a Hub id (org/repo:QUANT)",
+        )
+    repo = look_up(wanted)
+    name = choose_gguf(repo)
+    if name is None:
+        return read_target_folder(fetch_tokenizer(repo, progress))
+    progress.say(f"reading the header of {wanted.repo} {name}")
+    return read_target(repo.url(name))
+
+
+def _in_folder(folder: Path) -> Target:
+    """A folder given as target: the GGUF in it, else config.json and a tokenizer."""
+    from dflashcpp.target_hf import read_target_folder
+
+    found = _ggufs(folder)
+    if found:
+        return found[0]
+    return read_target_folder(folder)
+
+
+def _ggufs(folder: Path) -> list[Target]:
     found = []
-    for path in sorted(checkpoint.path.glob("*.gguf")):
+    for path in sorted(folder.glob("*.gguf")):
         try:
             found.append(read_target(path))
         except DflashError:
             continue  # a drafter, or no complete GGUF
+    return found
+
+
+def _beside(checkpoint: Checkpoint) -> Target | None:
+    """The one GGUF beside the checkpoint that is no drafter."""
+    found = _ggufs(checkpoint.path)
     fitting = [target for target in found if target.hidden == checkpoint.drafter.hidden]
     if len(fitting) > 1:
         names = ", ".join(target.source for target in fitting)
@@ -65,6 +100,19 @@ def _by_pair(checkpoint: Checkpoint, progress: Progress) -> Target | None:
     return None
 
 
+def _in_hub_cache(checkpoint: Checkpoint, progress: Progress) -> Target | None:
+    """The target that config or card name, when the Hub's cache holds its config and tokenizer."""
+    from dflashcpp.hub_repo import HubId, cached_snapshot
+    from dflashcpp.target_hf import read_target_folder
+
+    wanted = HubId.parse(wanted_target(checkpoint) or "")
+    snapshot = cached_snapshot(wanted) if wanted else None
+    if snapshot is None or not (snapshot / "config.json").is_file():
+        return None
+    progress.say(f"target: {wanted.repo if wanted else ''}, found in the Hub cache")
+    return read_target_folder(snapshot)
+
+
 def _is_drafter_of(drafter: Drafter, pair: object) -> bool:
     facts = getattr(pair, "facts", {})
     ours = drafter.to_dict()
@@ -84,7 +132,7 @@ def _nothing(checkpoint: Checkpoint) -> Target:
     wanted = named or f"a target with {layers}hidden size {drafter.hidden}{vocab}"
     raise DflashError(
         f"{checkpoint.files.weights[0]} has no tokenizer and no target was given; it is for {wanted}",
-        hint="pass the target's GGUF with --target FILE (its tokenizer is copied, its weights are not read)",
+        hint="pass it with --target: a GGUF, a folder or a Hub id (only header or tokenizer are read)",
     )
 
 

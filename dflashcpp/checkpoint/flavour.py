@@ -33,7 +33,7 @@ def architectures(config: Config) -> list[str]:
 
 def recognise(config: Config, tensors: Mapping[str, RawTensor]) -> Flavour:
     """The first flavour of the table that fits. Raises DflashError for refused and for unknown ones."""
-    _refuse(config, tensors)
+    refuse(config, tensors)
     named = architectures(config)
     for row in table("convert/flavours.toml")["flavour"]:
         if _fits(row, config, named, tensors):
@@ -60,7 +60,8 @@ def _fits(row: Mapping[str, Any], config: Config, named: list[str], tensors: Map
     )
 
 
-def _refuse(config: Config, tensors: Mapping[str, RawTensor]) -> None:
+def refuse(config: Config, tensors: Mapping[str, RawTensor]) -> None:
+    """Raise DflashError by name for a checkpoint of another kind (`[[refused]]` of the table)."""
     for row in table("convert/flavours.toml")["refused"]:
         why = _refused_by(row, config, tensors)
         if why:

@@ -287,7 +287,7 @@ def _expected(source: Drafter, mine: Drafter, target: str | Path | None) -> tupl
         ours, theirs = getattr(other, name), getattr(owner, name)
         if theirs is not None or ours is None:
             continue
-        unchecked.append(f"{name} {ours}: the source does not say it, only the target does (--target)")
+        unchecked.append(f"{name} {_shown(ours)}: the source does not say it, only the target does (--target)")
         if name == "sections":
             rope = replace(rope, sections=ours)
         else:
@@ -306,11 +306,15 @@ def compare_settings(mine: Drafter, source: Drafter) -> tuple[int, list[str]]:
         for entry in fields(Rope)
     ]
     different = [
-        f"{name.replace('_', ' ')} is {ours} in the GGUF, {theirs} in the source"
+        f"{name.replace('_', ' ')} is {_shown(ours)} in the GGUF, {_shown(theirs)} in the source"
         for name, ours, theirs in pairs
         if not same_value(theirs, ours)
     ]
     return len(pairs), different
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _same_geometry(mine: Drafter, source: Drafter) -> bool:

@@ -287,7 +287,7 @@ def _expected(source: Drafter, mine: Drafter, target: str | Path | None) -> tupl
         ours, theirs = getattr(other, name), getattr(owner, name)
         if theirs is not None or ours is None:
             continue
-        unchecked.append(f"{name} {_shown(ours)}: the source does not say it, only the target does (--target)")
+        unchecked.append(f"{name} {_shown(ours)}: only the target says it (--target)")
         if name == "sections":
             rope = replace(rope, sections=ours)
         else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflashcpp.cli import _remote
 from dflashcpp.cli._options import JsonOption
 from dflashcpp.cli._output import Output
 from dflashcpp.errors import UsageError
@@ -36,22 +37,42 @@ def chat(
     api_key_file: Annotated[
         Path | None, typer.Option("--api-key-file", help="A file whose first line is the key.")
     ] = None,
+    ssh: _remote.SshOption = None,
+    remote_port: _remote.RemotePortOption = None,
+    ssh_option: _remote.SshWordsOption = None,
+    ssh_config: _remote.SshConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask a llama-server and stream its answer. Text that is piped in is the question, or is put after it."""
     output = Output(as_json=as_json)
-    client = _client(url, api_key_file)
     options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     options = {key: value for key, value in options.items() if value is not None}
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     question = _question(text)
+    if question is None and as_json:
+        raise UsageError("--json needs a question", hint="dflashcpp chat --json TEXT")
+    if ssh is None:
+        _chat(output, _client(url, api_key_file), messages, question, options)
+        return
+    if url is not None:
+        raise UsageError("give --ssh or --url, not both")
+    profile, reached = _remote.reach(ssh, ssh_option, ssh_config)
+    with _remote.tunnelled(output, profile, reached, remote_port) as near:
+        _chat(output, _client(near, api_key_file), messages, question, options)
+
+
+def _chat(
+    output: Output,
+    client: Client,
+    messages: list[dict[str, Any]],
+    question: str | None,
+    options: dict[str, Any],
+) -> None:
     if question is None:
-        if as_json:
-            raise UsageError("--json needs a question", hint="dflashcpp chat --json TEXT")
         _converse(output, client, messages, options)
         return
     answer = _ask(output, client, [*messages, {"role": "user", "content": question}], options)
-    if as_json:
+    if output.as_json:
         output.result(_data(answer))
 
 

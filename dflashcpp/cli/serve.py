@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflashcpp.cli import _llama_args, _serving
+from dflashcpp.cli import _llama_args, _remote, _serving
 from dflashcpp.cli._options import DryRunOption, JsonOption
 from dflashcpp.cli._output import Output
 
@@ -34,6 +34,17 @@ def serve(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show llama-server's log.")] = False,
     build: _llama_args.BuildOption = None,
+    ssh: _remote.SshOption = None,
+    push: Annotated[
+        bool, typer.Option("--push", help="With --ssh: copy files of this machine that are missing there.")
+    ] = False,
+    remote_server: Annotated[
+        str | None,
+        typer.Option("--remote-server", metavar="PATH", help="With --ssh: the llama-server there."),
+    ] = None,
+    remote_port: _remote.RemotePortOption = None,
+    ssh_option: _remote.SshWordsOption = None,
+    ssh_config: _remote.SshConfigOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -44,6 +55,31 @@ def serve(
     those this build does not know are refused, unless they stand after --.
     """
     output = Output(as_json=as_json)
+    if ssh is not None:
+        from dflashcpp.remote.serving import Wanted
+
+        wanted = Wanted(
+            words=tuple(_llama_args.arguments(ctx, words)),
+            with_draft=not no_draft,
+            draft_type=draft_type,
+            push=push and not dry_run,
+            may_build=not dry_run,
+            remote_port=remote_port,
+            server=remote_server,
+        )
+        profile, reached = _remote.reach(ssh, ssh_option, ssh_config)
+        _remote.serve(
+            output,
+            profile,
+            reached,
+            wanted,
+            show=_show,
+            dry_run=dry_run,
+            detach=detach,
+            restart=restart,
+            verbose=verbose,
+        )
+        return
     engine = _serving.engine(build, output, may_build=not dry_run)
     parsed = engine.table.split(_llama_args.arguments(ctx, words))
     if dry_run:
@@ -68,6 +104,9 @@ def _run(output: Output, launch: Launch, *, restart: bool, verbose: bool) -> Non
 
     server = LlamaServer.of(launch, progress=output.progress())
     server.supervisor = Identity.of_this()
+    shortage = server.shortage()
+    if shortage:
+        output.warning(shortage)
     with supervise.Signals():
         try:
             with server:
@@ -91,10 +130,11 @@ def _say(output: Output, launch: Launch) -> None:
 def _show(output: Output, report: dict[str, Any]) -> None:
     """The result of a start: address, proof, memory."""
     rows = report.pop("rows")
+    headers = report.pop("headers", None) or ["context", "memory", "device", "MiB"]
     if output.as_json:
         output.result(report)
         return
-    output.table(["context", "memory", "device", "MiB"], rows, title="memory as llama-server reports it")
+    output.table(headers, rows, title="memory, MiB")
     proof = report["proof"]
     if proof:
         counts = f"{proof['drafted']} drafted, {proof['accepted']} accepted"

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from dflashcpp.cli import _remote
 from dflashcpp.cli._options import JsonOption
 from dflashcpp.cli._output import Output
 
 
-def status(as_json: JsonOption = False) -> None:
+def status(
+    ssh: _remote.SshOption = None,
+    ssh_option: _remote.SshWordsOption = None,
+    ssh_config: _remote.SshConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """List the servers that `serve` and LlamaServer started here: address, state, process, model."""
     from dflashcpp.server import registry
 
     output = Output(as_json=as_json)
+    if ssh is not None:
+        _remote.status(output, _remote.reach(ssh, ssh_option, ssh_config)[1])
+        return
     found = [(one, one.state()) for one in registry.noted()]
     if as_json:
         rows = [{**one.facts, "state": state, "process": asdict(one.process)} for one, state in found]

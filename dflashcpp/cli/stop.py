@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from dflashcpp.cli import _remote
 from dflashcpp.cli._options import DryRunOption, JsonOption
 from dflashcpp.cli._output import Output
 
@@ -13,6 +14,10 @@ from dflashcpp.cli._output import Output
 def stop(
     port: Annotated[int | None, typer.Option("--port", help="Which server [default: the only one].")] = None,
     every: Annotated[bool, typer.Option("--all", help="All servers of ours.")] = False,
+    ssh: _remote.SshOption = None,
+    remote_port: _remote.RemotePortOption = None,
+    ssh_option: _remote.SshWordsOption = None,
+    ssh_config: _remote.SshConfigOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -21,6 +26,11 @@ def stop(
     from dflashcpp.server import registry
 
     output = Output(as_json=as_json)
+    if ssh is not None:
+        _remote.stop(
+            output, _remote.reach(ssh, ssh_option, ssh_config)[1], remote_port or port, every, dry_run
+        )
+        return
     found = registry.alive(port) if every else [registry.only(port)]
     names = [f"{one.url} (pid {one.process.pid})" for one in found]
     if dry_run:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dflashcpp.cli import _remote
 from dflashcpp.cli._options import DryRunOption, JsonOption
 from dflashcpp.cli._output import Output
 from dflashcpp.errors import DflashError, UsageError
@@ -48,20 +50,13 @@ def tunnel(
     With --json one object {local, remote, state} is printed once the server answers (or when the
     tunnel ends before that); the tunnel then stays until Ctrl-C.
     """
-    from dflashcpp import config
-    from dflashcpp.remote.command import Ssh, shown, tunnel_argv
+    from dflashcpp.remote.command import shown, tunnel_argv
     from dflashcpp.remote.tunnel import Tunnel
 
     output = Output(as_json=json)
-    profile = config.profile(host)
-    ssh = Ssh.of(profile, ssh_words(ssh_option, ssh_config))
-    made = Tunnel(
-        ssh,
-        _port(port, profile.local_port, "--port", 0),
-        _port(remote_port, profile.remote_port, "--remote-port", 1),
-        lambda report: None if report.final else output.status(report.text()),
-        patience=patience,
-    )
+    profile, ssh = _remote.reach(host, ssh_option, ssh_config)
+    near = _port(port, profile.local_port, "--port", 0)
+    made = Tunnel(ssh, near, _port(remote_port, profile.remote_port, "--remote-port", 1), patience=patience)
     if dry_run:
         argv = tunnel_argv(ssh, made.local_port, made.remote_port)
         output.result(
@@ -69,12 +64,6 @@ def tunnel(
         )
         return
     raise typer.Exit(_follow(made, output, check))
-
-
-def ssh_words(options: list[str] | None, config_file: str | None) -> list[str]:
-    """The `-o` and `-F` of a command as words for ssh."""
-    words = [word for option in options or [] for word in ("-o", option)]
-    return [*(["-F", config_file] if config_file else []), *words]
 
 
 def _port(given: int | None, default: int, name: str, least: int) -> int:
@@ -86,27 +75,45 @@ def _port(given: int | None, default: int, name: str, least: int) -> int:
 
 def _follow(made: Tunnel, output: Output, check: bool) -> int:
     """Run the tunnel until it ends, is interrupted or, with `check`, its state is known. The exit code."""
-    from dflashcpp.remote.tunnel import CLOSED, READY, Report, interrupted_by_signals
+    from dflashcpp.remote.tunnel import CLOSED, READY, UP, Report
+    from dflashcpp.server import supervise
 
-    told = False
+    wanted = UP if check else (READY,)
+    teller = _Teller(made, output, wanted)
+    made.on_change = teller.changed
     report = made.report
     try:
-        with interrupted_by_signals(), made:
-            report = made.wait_settled() if check else made.wait_ready_or_end()
-            told = _tell(made, report, output)
-            if not check and not report.final:
-                report = made.wait_end() or report
-    except KeyboardInterrupt:
-        report = Report(CLOSED, "interrupted", final=True) if told or not report.final else report
-    if not told:
-        _tell(made, report, output)
+        with supervise.Signals(), made:
+            report = made.wait_settled() if check else (made.wait_end() or made.report)
+    except supervise.Told:
+        report = Report(CLOSED, "interrupted", final=True)
+    teller.tell(report)
     if report.final and report.state != CLOSED:
         Output().error(DflashError(f"{report.state}: {report.message}", hint=report.hint or None))
-    return 0 if report.state == READY or report.state == CLOSED else 1
+    return 0 if report.state in (READY, CLOSED) else 1
 
 
-def _tell(made: Tunnel, report: Report, output: Output) -> bool:
-    facts = {"local": made.url, "remote": made.remote, "state": report.state}
-    more = {"message": report.message, "hint": report.hint or None, "model": report.model or None}
-    output.result({**facts, **more}, f"{made.url} -> {made.remote}: {report.state}")
-    return True
+class _Teller:
+    """Shows every change; the result is printed once, from whichever thread comes first."""
+
+    def __init__(self, made: Tunnel, output: Output, wanted: tuple[str, ...]) -> None:
+        self._made, self._output, self._wanted = made, output, wanted
+        self._told = False
+        self._lock = threading.Lock()
+
+    def changed(self, report: Report) -> None:
+        """Called in the tunnel's thread."""
+        if not report.final:
+            self._output.status(report.text())
+        if report.state in self._wanted:
+            self.tell(report)
+
+    def tell(self, report: Report) -> None:
+        """Print the result, unless that was done."""
+        made = self._made
+        facts = {"local": made.url, "remote": made.remote, "state": report.state}
+        more = {"message": report.message, "hint": report.hint or None, "model": report.model or None}
+        with self._lock:
+            if not self._told:
+                self._told = True
+                self._output.result({**facts, **more}, f"{made.url} -> {made.remote}: {report.state}")

@@ -150,12 +150,17 @@ def stop(host: Host, port: int, grace: int = 10) -> RemoteProcess | None:
     return RemoteProcess(**{**vars(found), "running": outcome.status == 0})
 
 
-def log_text(host: Host, port: int, first: int = 1) -> str:
+def log_text(host: Host, port: int) -> str:
+    """The log over there as text."""
+    return log_bytes(host, port).decode("utf-8", errors="replace")
+
+
+def log_bytes(host: Host, port: int, first: int = 1) -> bytes:
     """The log over there, from byte `first` (counted from 1)."""
     outcome = host.run("log", str(port), str(first), "show")
     if outcome.status == _NOTHING:
         raise DflashError(f"{host.name} has no log of a server on port {port}")
-    return outcome.text
+    return outcome.out
 
 
 def _process(port: int, outcome: Outcome) -> RemoteProcess:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,17 +22,19 @@ from dflashcpp.remote import engine, files, models, server
 from dflashcpp.remote.command import Ssh
 from dflashcpp.remote.host import Facts, Host
 from dflashcpp.remote.models import Store
-from dflashcpp.remote.tunnel import Report, Tunnel
+from dflashcpp.remote.tunnel import Report, Tunnel, backoff
 from dflashcpp.server import readiness
 from dflashcpp.server.diagnose import explain_exit
 from dflashcpp.server.flags import Given
 from dflashcpp.server.launch import Launch, compose, read_api_key
+from dflashcpp.server.ports import free_port
 
 if TYPE_CHECKING:
     from dflashcpp.memory import Plan
     from dflashcpp.memory.engine import EngineMemory
 
 _UP_SECONDS = 120.0
+_MAX_FAILED_STARTS = 5
 _WRITE_SECRET = 'umask 077 && mkdir -p "$(dirname "$1")" && cat >"$1"'
 
 
@@ -104,7 +107,7 @@ def _local_port(
     if text is not None and not text.isdigit():
         raise DflashError(f"--port {text}: that is no port")
     chosen = wanted.port if wanted.port is not None else (int(text) if text is not None else None)
-    return profile.local_port if chosen is None else chosen, rest
+    return profile.local_port if chosen is None else (chosen or free_port()), rest
 
 
 def _launch(
@@ -166,7 +169,9 @@ def _files(
     return target, own or drafter, pair
 
 
-def _plan(facts: Facts, launch: Launch, model: Path, draft: Path | None) -> tuple[Plan | None, float | None]:
+def _plan(
+    facts: Facts, launch: Launch, model: Path, draft: Path | None, *, patched: bool
+) -> tuple[Plan | None, float | None]:
     """The memory plan against the free memory of the GPUs there, else its main memory. MiB."""
     from dflashcpp.memory import plan
     from dflashcpp.memory.settings import from_flags
@@ -217,6 +222,7 @@ class RemoteServer:
         self._progress, self._stall, self._on_log = progress, stall, on_log
         self._stream: server.LogStream | None = None
         self._log_lock = threading.Lock()
+        self._tunnelled = False
 
     @property
     def url(self) -> str:
@@ -247,10 +253,18 @@ class RemoteServer:
             raise
         return self
 
+    def restart(self) -> None:
+        """Start it again after it ended; the tunnel stays. Raises DflashError as `start` does."""
+        if self._stream:
+            self._stream.close()
+        self.start()
+
     def _follow(self) -> None:
         self.log.write_bytes(b"")
         self._stream = server.LogStream(self.host, self.launch.port, self._keep_log).start()
-        self.tunnel.start()
+        if not self._tunnelled:
+            self._tunnelled = True
+            self.tunnel.start()
         self.tunnel.wait_up(_UP_SECONDS)
 
     def _keep_log(self, piece: bytes) -> None:
@@ -283,7 +297,7 @@ class RemoteServer:
 
     def failure(self) -> DflashError | None:
         """Why it cannot go on: the server there ended, or the tunnel ended for good; None while it can."""
-        if self._stream and self._stream.ended.is_set():
+        if self._stream and self.ended:
             found = self._stream.process
             code = found.returncode if found and found.returncode is not None else 1
             error = explain_exit(self.log, code, when=f"on {self.host.name}")
@@ -293,13 +307,34 @@ class RemoteServer:
             return DflashError(f"{report.state}: {report.message}", hint=report.hint or None)
         return None
 
-    def watch(self) -> None:
-        """Stay until the server there or the tunnel ends for good; raises DflashError saying why."""
+    @property
+    def ended(self) -> bool:
+        """Whether the server there has ended (the tunnel may still stand)."""
+        return self._stream is not None and self._stream.ended.is_set()
+
+    def watch(self, *, restart: bool = False, say: Callable[[str], None] = lambda text: None) -> None:
+        """Stay until the server there or the tunnel ends for good; raises DflashError saying why.
+
+        With `restart` a server that ended is started again, with back-off, five times in a row at most.
+        """
+        failed = 0
         while True:
             reason = self.failure()
-            if reason:
+            if reason is None:
+                time.sleep(0.2)
+                continue
+            if not (restart and self.ended and failed < _MAX_FAILED_STARTS):
                 raise reason
-            threading.Event().wait(0.2)
+            delay = backoff(failed)
+            say(f"{reason.message}; starting it again in {delay:.0f} s")
+            time.sleep(delay)
+            try:
+                self.restart()
+                failed = 0
+                say(f"llama-server is up again at {self.url}")
+            except DflashError as error:
+                failed += 1
+                say(error.message)
 
     def report(self) -> dict[str, Any]:
         """What a start showed, as plain values; memory in MiB."""

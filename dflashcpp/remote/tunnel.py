@@ -6,12 +6,10 @@ again, with back-off and jitter; what it cannot mend ends the tunnel with its ow
 
 from __future__ import annotations
 
-import contextlib
 import random
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -64,22 +62,6 @@ def backoff(attempt: int, rng: Callable[[], float] = random.random) -> float:
     return min(_LONGEST_DELAY, 2.0 ** min(attempt, 10)) * (1.0 - 0.5 * rng())
 
 
-@contextlib.contextmanager
-def interrupted_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP (a closed terminal) raise KeyboardInterrupt inside, as Ctrl-C does."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    kinds = [signal.SIGTERM, signal.SIGHUP]
-    before = {kind: signal.signal(kind, interrupt) for kind in kinds}
-    try:
-        yield
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
-
-
 class Tunnel:
     """Forwards `127.0.0.1:local_port` to `127.0.0.1:remote_port` on the host, until `close`.
 
@@ -100,7 +82,7 @@ class Tunnel:
         self.local_port = local_port or free_port()
         self.remote_port = remote_port
         self.report = Report(CONNECTING, f"opening a connection to {ssh.host}")
-        self._on_change = on_change
+        self.on_change = on_change
         self._patience = patience
         self._stop = threading.Event()
         self._changed = threading.Condition()
@@ -150,10 +132,6 @@ class Tunnel:
     def wait_settled(self) -> Report:
         """The first Report that says how it stands: the forward is up in some way, or has ended."""
         return self._wait_for(lambda: self.report.final or self.report.state in UP, None)
-
-    def wait_ready_or_end(self) -> Report:
-        """The Report when llama-server answers, or the final one."""
-        return self._wait_for(lambda: self.report.final or self.report.state == READY, None)
 
     def wait_end(self, timeout: float | None = None) -> Report | None:
         """The last Report once the tunnel has ended; None when it still runs after `timeout` seconds."""
@@ -301,5 +279,5 @@ class Tunnel:
             news = report.state != self.report.state or report.message != self.report.message
             self.report = report
             self._changed.notify_all()
-        if news and self._on_change:
-            self._on_change(report)
+        if news and self.on_change:
+            self.on_change(report)

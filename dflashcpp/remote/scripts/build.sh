@@ -6,7 +6,7 @@ log="$work/build.log"
 step() {
     "$@" >>"$log" 2>&1 &
     running=$!
-    trap 'kill "$running" 2>/dev/null; exit 1' TERM
+    trap 'kill -INT "$running" 2>/dev/null; exit 1' TERM # ninja hands SIGINT on to its compilers
     while kill -0 "$running" 2>/dev/null; do
         tail -n 1 "$log" >&2
         pause

@@ -31,7 +31,8 @@ _DROPPED = (
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of llama-server, complete. `depth`: how many tokens the drafter was trained to draft.
+    """One start of llama-server, complete. `depth`: how many tokens the drafter was trained to draft;
+    `patched`: whether our patches are in the build.
 
     `notes` are defaults we set, `warnings` risks that are taken.
     """
@@ -47,6 +48,7 @@ class Launch:
     nonce: str
     api_key_file: Path | None = None
     depth: int | None = None
+    patched: bool = False
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

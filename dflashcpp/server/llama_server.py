@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,7 +22,9 @@ from dflashcpp.server.process import Child, Identity, write_pidfile
 
 if TYPE_CHECKING:
     from dflashcpp.llamacpp import Build
+    from dflashcpp.memory.account import Account
     from dflashcpp.memory.engine import EngineMemory
+    from dflashcpp.memory.planning import Plan
     from dflashcpp.pairs import Pair
 
 Value = str | int | float | bool | None
@@ -29,11 +32,12 @@ Value = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class Engine:
-    """A llama-server to run: its file, its flags, and its base where it is known."""
+    """A llama-server to run: its file, its flags, its base if known, whether our patches are in it."""
 
     binary: Path
     table: FlagTable
     base: str | None = None
+    patched: bool = False
 
 
 def find_engine(build: Build | Path | str | None = None) -> Engine:
@@ -51,7 +55,7 @@ def find_engine(build: Build | Path | str | None = None) -> Engine:
         if build is None:
             raise DflashError("llama.cpp is not built yet", hint="build it with: dflashcpp build")
     binary = build.binary("llama-server")
-    return Engine(binary, read_flags(binary), build.base)
+    return Engine(binary, read_flags(binary), build.base, bool(build.patches))
 
 
 class LlamaServer:
@@ -145,6 +149,43 @@ class LlamaServer:
         """Buffers of target and drafter as llama-server told them; None before a start."""
         return self._memory
 
+    @functools.cached_property
+    def plan(self) -> Plan | None:
+        """The memory this launch will need, from the headers of its files; None where that cannot be told."""
+        from dflashcpp.memory import plan
+
+        launch = self.launch
+        flags = [word for flag in launch.flags if _counts_for_memory(flag) for word in flag.argv()]
+        try:
+            return plan(
+                target=launch.model,
+                drafter=launch.draft,
+                flags=flags,
+                patched=launch.patched,
+                with_savings=False,
+            )
+        except DflashError:
+            return None
+
+    def shortage(self) -> str | None:
+        """One sentence when the plan says that the launch does not fit; None when it fits or nobody knows."""
+        made = self.plan
+        if made is None or made.room is None or made.fits is not False:
+            return None
+        return (
+            f"this needs about {made.total:.0f} MiB and {made.room.name} has {made.room.free:.0f} MiB free, "
+            f"{made.short:.0f} MiB too little: `dflashcpp plan` shows what saves memory"
+        )
+
+    def account(self) -> Account | None:
+        """Memory planned, told by llama-server, and held by its process; None before a start."""
+        if self._memory is None:
+            return None
+        from dflashcpp.memory.account import Account, sample
+
+        held = sample(self.pid)
+        return Account(self._memory, self.plan, (held,) if held else ())
+
     def client(self, **options: Any) -> Client:
         """A Client for this server."""
         return Client(self.url, read_api_key(self.launch.api_key_file), **options)
@@ -218,13 +259,16 @@ class LlamaServer:
 
     def report(self) -> dict[str, Any]:
         """What a start showed, as plain values: address, pid, argv, proof of drafting, memory in MiB."""
-        memory = self._memory
+        memory, account = self._memory, self.account()
+        headers, rows = account.table() if account else ([], [])
         return {
             "url": self.url,
             "pid": self.pid,
             "spec_type": self.launch.spec_type,
             "memory": memory.as_dict() if memory else {},
-            "rows": memory.table()[1] if memory else [],
+            "account": account.as_dict() if account else {},
+            "headers": headers,
+            "rows": rows,
             "proof": asdict(self.proof) if self.proof else None,
             "argv": self.argv,
             "log": str(self.log),
@@ -243,6 +287,16 @@ class LlamaServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _counts_for_memory(flag: Given) -> bool:
+    """Whether the planner knows this flag."""
+    from dflashcpp.memory.settings import from_flags
+
+    try:
+        return not from_flags(flag.argv())[1]
+    except DflashError:
+        return False
 
 
 def folder_of(port: int) -> Path:
@@ -275,7 +329,7 @@ def prepare(
         recommended=recommended,
         alias=alias,
     )
-    return replace(launch, warnings=(*checked.warnings, *launch.warnings))
+    return replace(launch, patched=engine.patched, warnings=(*checked.warnings, *launch.warnings))
 
 
 def _existing(path: str | Path, flag: str) -> Path:

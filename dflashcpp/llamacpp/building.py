@@ -141,7 +141,7 @@ class _Job:
         with self.progress.task("writing the source tree"):
             sync(store, wanted.base.tree, self.work / "llama.cpp", changes.files)
         self._compile(targets)
-        with scratch_folder(final.parent, f"staged-{wanted.name}-") as scratch:
+        with scratch_folder(final.parent, f"staged-{wanted.name}.") as scratch:
             staged = scratch / "build"
             shutil.copytree(self.work / "build" / "bin", staged / "bin", symlinks=True)
             _check(staged / "bin", targets, wanted, self.progress)

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,9 @@ def find_build(
     """
     if patched and not has_series(find_base(base)):
         return None
+    wanted = request(base, backend or "cpu", patched=patched)
     for name in [backend] if backend else _BEST_FIRST:
-        found = find_for(request(base, name, patched=patched), targets)
+        found = find_for(replace(wanted, backend=name), targets)
         if found:
             return found
     return None
@@ -81,8 +82,9 @@ def find_build(
 
 def find_for(wanted: Request, targets: Iterable[str]) -> Build | None:
     """The finished build for `wanted` that has all `targets`."""
-    inputs = wanted.inputs()
-    for folder, manifest in _manifests(wanted.name):
+    manifests = list(_manifests(wanted.name))
+    inputs = wanted.inputs() if manifests else {}
+    for folder, manifest in manifests:
         if manifest.get("inputs") == inputs and set(targets) <= set(manifest["targets"]) and _fresh(manifest):
             return _as_build(folder, manifest) if _whole(folder, manifest) else None
     return None

@@ -77,7 +77,7 @@ def _still_good(store: ObjectStore, base: Base, progress: Progress) -> bool:
 def _fetch(final: Path, base: Base, ways: list[tuple[str, _Fill]], progress: Progress) -> None:
     failures = []
     for name, fill in ways:
-        with scratch_folder(final.parent, f"fetch-{base.tag}-") as scratch:
+        with scratch_folder(final.parent, f"fetch-{base.tag}.") as scratch:
             store = ObjectStore.create(scratch / "store.git")
             try:
                 fill(store, base, progress)

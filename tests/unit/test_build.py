@@ -227,6 +227,17 @@ def test_another_target_joins_the_same_build(stand_in: StandIn) -> None:
     assert second.targets == ("llama-bench", "llama-quantize")
 
 
+def test_what_a_killed_build_left_goes_and_what_another_kind_stages_stays(
+    stand_in: StandIn, own_cache: Path
+) -> None:
+    left, other = (own_cache / "builds" / f"staged-abc1234-cpu{kind}.x" for kind in ("-pristine", ""))
+    left.mkdir(parents=True)
+    other.mkdir()
+    llamacpp.build(patches=False, targets=("ggml-base",))
+    assert not left.exists()
+    assert other.exists()
+
+
 def test_an_unknown_target_is_told(stand_in: StandIn) -> None:
     with pytest.raises(DflashError, match="llama-nonsense"):
         llamacpp.build(patches=False, targets=("llama-nonsense",))

@@ -339,7 +339,7 @@ def test_files_are_read_straight_from_the_objects(base: Base) -> None:
 
 
 def test_what_a_killed_fetch_left_is_swept_away(base: Base, own_cache: Path) -> None:
-    write_files(own_cache / "sources" / "fetch-abc1234-x1", {"store.git/objects/half": "x"})
+    write_files(own_cache / "sources" / "fetch-abc1234.x1", {"store.git/objects/half": "x"})
     obtain(base)
     assert not list((own_cache / "sources").glob("fetch-*"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -24,7 +25,8 @@ class FarServer:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 far.served += 1
-                far.answer(self)
+                with contextlib.suppress(ConnectionError):  # the client may have gone
+                    far.answer(self)
 
             def log_message(self, *arguments: object) -> None:
                 return None

@@ -35,6 +35,12 @@ def plan(
     unpatched: Annotated[
         bool, typer.Option("--unpatched", help="Plan for llama.cpp as it comes, without our patches.")
     ] = False,
+    engine: Annotated[
+        bool | None,
+        typer.Option(
+            "--engine/--no-engine", help="Ask our build too [default: when it and the files are here]."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say how much memory a target and its drafter will need, before anything is downloaded or started.
@@ -57,6 +63,7 @@ def plan(
         flags=flags,
         device_memory=device_memory,
         patched=not unpatched,
+        engine=engine,
         max_context=max_context,
         progress=output.progress(),
     )

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from dflashcpp.errors import DflashError, UsageError
 from dflashcpp.memory import lines as of
-from dflashcpp.memory import planning, residuals, sources
+from dflashcpp.memory import measure, planning, residuals, sources
 from dflashcpp.memory.lines import Line
 from dflashcpp.memory.model import Model
 from dflashcpp.memory.planning import Plan, Room
 from dflashcpp.memory.residuals import Residual
-from dflashcpp.memory.settings import Settings, from_flags, from_long_flags
+from dflashcpp.memory.settings import Settings, from_flags, from_long_flags, to_flags
 from dflashcpp.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def plan(
     flags: Sequence[str] = (),
     device_memory: float | None = None,
     patched: bool = True,
+    engine: bool | None = None,
     max_context: bool = False,
     with_savings: bool = True,
     progress: Progress = SILENT,
@@ -47,6 +48,7 @@ def plan(
     target, drafter, mmproj: a GGUF file or its http(s) URL (only the header is read); drafter may be
     a checkpoint, planned as converted with `type`. flags: llama-server's. device_memory: MiB to fit
     into; left out: read from the device, else the machine's memory. patched: our engine or pristine.
+    engine: ask our build's llama-fit-params; None: when there is a build and both files are here.
 
     Raises DflashError and UsageError, naming file or flag.
     """
@@ -56,6 +58,7 @@ def plan(
     room = _room(settings, device_memory)
     found = planning.make_lines(models.target, models.drafter, settings)
     found = _with_weights(found, models)
+    found, told = _with_engine(found, models, settings, engine)
     if mmproj is not None:
         found += planning.projector_lines(sources.headers_of(mmproj), settings)
     made = Plan(
@@ -64,7 +67,7 @@ def plan(
         target=models.target,
         drafter=models.drafter,
         room=room,
-        warnings=tuple(planning.warn(models.target, models.drafter, settings)),
+        warnings=(*planning.warn(models.target, models.drafter, settings), *told),
         published=tuple(_published(known, models, settings)),
         savings=tuple(planning.savings(models.target, models.drafter, settings)) if with_savings else (),
     )
@@ -189,6 +192,42 @@ def _with_weights(lines: list[Line], models: _Models) -> list[Line]:
         return lines
     kept = [line for line in lines if (line.context, line.kind) != ("target", "weights")]
     return planning.with_published(kept, models.published, ["target_weights"])
+
+
+def _with_engine(
+    lines: list[Line], models: _Models, settings: Settings, wanted: bool | None
+) -> tuple[list[Line], list[str]]:
+    """The engine's compute buffers in place of formulas, and where it contradicts the plan."""
+    if wanted is False:
+        return lines, []
+    files = [model.source for model in (models.target, models.drafter) if model is not None]
+    here = all(sources.is_gguf(file) and Path(file).is_file() for file in files)
+    binary = _fit_params(settings) if here else None
+    measured = None
+    if binary is not None:
+        draft = models.drafter.source if models.drafter else None
+        measured = measure.measure(binary, models.target.source, draft, to_flags(settings))
+    if measured is None:
+        if wanted:
+            why = (
+                "this build does not print it" if binary else "no build" if here else "the files are not here"
+            )
+            raise DflashError(f"the engine cannot be asked: {why}", hint="dflashcpp build, or --no-engine")
+        return lines, []
+    return measure.with_engine(lines, measured), measure.disagreements(lines, measured)
+
+
+def _fit_params(settings: Settings) -> Path | None:
+    """llama-fit-params of a build that can tell the memory this plan is about."""
+    from dflashcpp.llamacpp import find_build
+
+    build = find_build(patched=True) if settings.patched else None
+    if build is None or (build.backend == "cpu") == settings.on_device:
+        return None
+    try:
+        return build.binary("llama-fit-params")
+    except DflashError:
+        return None
 
 
 def _published(pair: Pair | None, models: _Models, settings: Settings) -> list[dict[str, Any]]:

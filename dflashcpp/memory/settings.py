@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dflashcpp.errors import UsageError
@@ -181,13 +181,31 @@ def cells(settings: Settings, context: int, window: int, ubatch: int, parallel: 
     return Cells(total, per_stream, streams, per_stream if settings.swa_full else sliding)
 
 
-def flags_of(before: Settings, after: Settings) -> str:
-    """The flags that turn `before` into `after`, as a person would type them."""
-    short = {field: flag for flag, (field, _) in reversed(_FLAGS.items()) if flag.count("-") == 1}
-    long = {field: flag for flag, (field, _) in reversed(_FLAGS.items()) if flag.startswith("--")}
-    words = []
-    for field in fields(Settings):
-        value = getattr(after, field.name)
-        if value != getattr(before, field.name) and field.name in {**long, **short}:
-            words.append(f"{short.get(field.name) or long[field.name]} {value}")
-    return " ".join(words)
+def to_flags(settings: Settings) -> list[str]:
+    """The llama-server flags that give these settings, whatever the engine's defaults are."""
+    first: dict[str, tuple[str, str]] = {}
+    for flag, (field, kind) in _FLAGS.items():
+        if kind != "no":
+            first.setdefault(field, (flag, kind))
+    words: list[str] = []
+    for field, (flag, kind) in first.items():
+        value = getattr(settings, field)
+        if field in _PATCHED_ONLY and not value:
+            continue
+        if kind == "yes":
+            words += [flag] if value else [_OFF[field]] if field in _OFF else []
+        else:
+            words += [flag, _word(value, kind)]
+    return words
+
+
+_PATCHED_ONLY = ("draft_ubatch", "draft_context")
+_OFF = {"unified": "--no-kv-unified", "draft_sampling": "--no-spec-draft-backend-sampling"}
+
+
+def _word(value: object, kind: str) -> str:
+    if kind == "switch":
+        return "on" if value else "off"
+    if kind == "layers" and value == ALL_LAYERS:
+        return "all"
+    return str(value)

@@ -1,0 +1,85 @@
+"""How much memory a device has, as nvidia-smi tells it, with what others use and the driver keeps."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflashcpp.errors import DflashError
+from dflashcpp.memory import device, plan
+from dflashcpp.memory.account import sample
+from tests.support.sparse_models import TINY, write_target
+
+CARD = "0, GPU-abc, NVIDIA RTX A4000, 580.65.06, 16376, 1024, 350"
+
+
+def _smi(folder: Path, devices: str, apps: str = "", code: int = 0) -> None:
+    """An nvidia-smi that answers the two questions."""
+    program = folder / "nvidia-smi"
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\n"
+        f"print({apps!r} if 'compute-apps' in ' '.join(sys.argv) else {devices!r})\nsys.exit({code})\n"
+    )
+    program.chmod(0o755)
+
+
+@pytest.fixture(autouse=True)
+def only_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(device, "_by_nvml", lambda: None)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+def test_free_is_what_neither_others_nor_the_driver_have(only_smi: Path) -> None:
+    _smi(only_smi, CARD)
+    (gpu,) = device.gpus()
+    assert (gpu.name, gpu.driver, gpu.free) == ("NVIDIA RTX A4000", "580.65.06", 16376 - 1024 - 350)
+    assert gpu.room(residual=300).free == gpu.free - 300
+
+
+def test_no_driver_is_no_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert device.gpus() == []
+
+
+def test_figures_a_card_does_not_tell_count_as_nothing_but_the_total_is_needed(only_smi: Path) -> None:
+    _smi(only_smi, "0, GPU-abc, Spark, 580, 122880, [N/A], [N/A]")
+    assert device.gpus()[0].free == 122880
+    _smi(only_smi, "0, GPU-abc, Spark, 580, [N/A], [N/A], [N/A]")
+    with pytest.raises(DflashError, match="does not tell the memory of Spark"):
+        device.gpus()
+
+
+def test_a_failing_nvidia_smi_is_quoted_with_the_way_round(only_smi: Path) -> None:
+    _smi(only_smi, "NVIDIA-SMI has failed because it couldn't communicate with the driver", code=9)
+    with pytest.raises(DflashError, match="communicate with the driver") as caught:
+        device.gpus()
+    assert "--device-memory" in str(caught.value.hint)
+
+
+def test_the_memory_of_a_process_on_the_device_is_its_own(only_smi: Path) -> None:
+    mine = f"GPU-abc, {os.getpid()}, 8123\nGPU-abc, 999999, 50\nGPU-other, {os.getpid()}, 7"
+    _smi(only_smi, CARD, mine)
+    seen = sample(os.getpid())
+    assert seen is not None and seen.device == 8123
+    assert device.gpus()[0].of([4]) is None
+
+
+def test_a_plan_reads_the_device_and_says_whether_it_fits(only_smi: Path) -> None:
+    _smi(only_smi, CARD)
+    made = plan("muse-glimmer-30b", flags=("-c", "131072"), with_savings=False)
+    assert made.room is not None and made.room.free == 15002
+    assert made.fits is True
+    _smi(only_smi, CARD.replace("1024", "2500"))
+    assert plan("muse-glimmer-30b", flags=("-c", "131072"), with_savings=False).fits is False
+
+
+def test_the_host_counts_where_there_is_no_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    target = write_target(tmp_path / "t.gguf", TINY)
+    made = plan(target=target, flags=("-c", "1024"), with_savings=False)
+    assert made.place == "host" and {line.place for line in made.lines} == {"host"}
+    assert made.room is not None and made.room.name == "system memory" and made.room.free > 0

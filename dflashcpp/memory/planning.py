@@ -158,6 +158,9 @@ def warn(target: Model, drafter: Model | None, settings: Settings) -> list[str]:
         found.append(f"llama.cpp at this base cannot read the layers of a {target.arch} target for a drafter")
     if settings.on_device and settings.gpu_layers <= len(target.layers):
         found.append("with part of the layers on the host the compute buffer is known to a quarter only")
+    each = settings.context if settings.unified else settings.context // settings.parallel
+    if target.context and each > target.context:
+        found.append(f"-c gives a request {each} tokens, the target was made for {target.context}")
     if drafter is not None and drafter.embd != target.embd:
         found.append(f"the drafter's hidden size {drafter.embd} is not the target's {target.embd}")
     return found

@@ -20,6 +20,7 @@ def target_graph(model: Model, batch: Batch) -> Graph:
     for il, layer in enumerate(model.layers):
         x.output = x.output or il in batch.layer_inputs
         x = _block(builder, il, layer, x, per_layer)
+    x.output = x.output or len(model.layers) in batch.layer_inputs
     _head(builder, x)
     return builder.graph
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from dflashcpp.errors import DflashError
 from dflashcpp.memory import device, plan
-from dflashcpp.memory.account import sample
+from dflashcpp.memory.account import Watch, growth, sample
 from tests.support.sparse_models import TINY, write_target
 
 CARD = "0, GPU-abc, NVIDIA RTX A4000, 580.65.06, 16376, 1024, 350"
@@ -83,3 +84,24 @@ def test_the_host_counts_where_there_is_no_device(monkeypatch: pytest.MonkeyPatc
     made = plan(target=target, flags=("-c", "1024"), with_savings=False)
     assert made.place == "host" and {line.place for line in made.lines} == {"host"}
     assert made.room is not None and made.room.name == "system memory" and made.room.free > 0
+
+
+def test_a_process_that_grows_on_the_device_is_seen_growing(only_smi: Path) -> None:
+    counter = only_smi / "calls"
+    program = only_smi / "nvidia-smi"
+    program.write_text(
+        f"#!{sys.executable}\nimport pathlib, sys\ncalls = pathlib.Path({str(counter)!r})\n"
+        "if 'compute-apps' not in ' '.join(sys.argv):\n"
+        f"    print({CARD!r})\n    sys.exit()\n"
+        "seen = len(calls.read_text()) if calls.exists() else 0\n"
+        "calls.write_text('x' * (seen + 1))\n"
+        f"print('GPU-abc, {os.getpid()}, %d' % (8000 + 100 * seen))\n"
+    )
+    program.chmod(0o755)
+    watch = Watch(os.getpid(), seconds=0.01).start()
+    until = time.monotonic() + 60
+    while len(watch.samples) < 3 and time.monotonic() < until:
+        time.sleep(0.02)
+    watch.stop()
+    grown = growth(watch.samples)
+    assert grown is not None and grown.first == 8000 and grown.grown >= 200

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflashcpp.borrowed import Borrowed, borrow, copy, needs_library
 from dflashcpp.checkpoint import Checkpoint, open_checkpoint
 from dflashcpp.drafter import Drafter
 from dflashcpp.errors import DflashError
@@ -88,6 +89,11 @@ class Plan:
     mix: Mix
     warnings: list[str]
     output: Path
+    borrowed: list[Borrowed]
+
+    def all_choices(self) -> list[Choice]:
+        """Every tensor of the file in its order: the checkpoint's, then those copied from the target."""
+        return [*self.choices.values(), *(item.choice() for item in self.borrowed)]
 
 
 def convert(
@@ -171,10 +177,11 @@ def make_plan(
         gqa=drafter.heads // drafter.kv_heads,
         layers=drafter.layers,
     )
-    mix = mix_of(chosen, choices.values())
+    drafter, borrowed = borrow(checkpoint, drafter, found.source)
+    mix = mix_of(chosen, [*choices.values(), *(item.choice() for item in borrowed)])
     warnings = [*checkpoint.warnings, *warnings, *check_name(chosen, mix)]
     path = Path(output) if output is not None else Path(default_name(checkpoint, place, chosen.name))
-    return Plan(checkpoint, drafter, found, chosen, choices, mix, warnings, path)
+    return Plan(checkpoint, drafter, found, chosen, choices, mix, warnings, path, borrowed)
 
 
 def default_name(checkpoint: Checkpoint, place: Path, type_name: str) -> str:
@@ -221,8 +228,8 @@ def _declare(writer: GgufWriter, plan: Plan, provenance: Provenance) -> None:
     )
     for key, value in metadata.items():
         writer.add(key, value)
-    for name, choice in plan.choices.items():
-        writer.declare(name, choice.ne, choice.type)
+    for choice in plan.all_choices():
+        writer.declare(choice.name, choice.ne, choice.type)
 
 
 def _planned_bytes(plan: Plan, place: Path) -> int:
@@ -238,13 +245,16 @@ def _write(plan: Plan, provenance: Provenance, threads: int | None, progress: Pr
     from dflashcpp.quantize import load_libggml, needs_libggml
     from dflashcpp.streaming import stream
 
-    library = load_libggml(progress) if needs_libggml(plan.choices.values()) else None
+    needed = needs_libggml(plan.choices.values()) or needs_library(plan.borrowed)
+    library = load_libggml(progress) if needed else None
     with GgufWriter(plan.output) as writer:
         _declare(writer, plan, provenance)
         expected = Drafter.from_gguf(writer.header)
         _check_same(expected, plan)
         writer.begin()
         stream(plan.checkpoint, plan.choices, writer, library, threads or os.cpu_count() or 1, progress)
+        if plan.borrowed:
+            copy(plan.borrowed, plan.checkpoint, writer, library, progress)
         writer.commit()
     return _check_written(plan)
 
@@ -270,7 +280,7 @@ def _check_written(plan: Plan) -> int:
 
     header = read_header(plan.output)
     found = {name: (info.ne, int(info.type)) for name, info in header.tensors.items()}
-    wanted = {name: (tuple(choice.ne), int(choice.type)) for name, choice in plan.choices.items()}
+    wanted = {choice.name: (tuple(choice.ne), int(choice.type)) for choice in plan.all_choices()}
     if found != wanted:
         different = sorted(
             name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)
@@ -288,7 +298,7 @@ def _result(plan: Plan, size: int, *, written: bool) -> ConvertResult:
         flavour=plan.checkpoint.flavour.title,
         target=plan.target.source,
         type=plan.recipe.name,
-        tensors=len(plan.choices),
+        tensors=len(plan.all_choices()),
         types=plan.mix.counts,
         weights_mib=plan.mix.mib,
         bits_per_weight=plan.mix.bits_per_weight,

@@ -18,6 +18,7 @@ from dflashcpp.checkpoint.own_vocabulary import draft_to_target, vocabulary_feat
 from dflashcpp.checkpoint.placement import Placed, check_complete, place, row_of, rows
 from dflashcpp.checkpoint.safetensors_file import RawTensor
 from dflashcpp.checkpoint.settings import Settings
+from dflashcpp.checkpoint.torch_file import read_mask_embedding
 from dflashcpp.checkpoint.weights import Reader, SourceTensor
 from dflashcpp.drafter import Drafter
 from dflashcpp.errors import DflashError
@@ -49,6 +50,7 @@ class Checkpoint:
         self.drafter = drafter
         self.warnings = warnings
         self.dropped = placed.dropped
+        self.mask_embedding = _mask_embedding(files.folder, drafter)
         self._reader = Reader()
         self.tensors = self._source_tensors(placed)
 
@@ -60,7 +62,12 @@ class Checkpoint:
     def read_rows(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Rows of tensor `name` (GGUF name) as float32 [rows, columns]; any thread may call this."""
         tensor = self.tensors[name]
-        return weights.read_rows(self._reader, tensor, start, tensor.rows if stop is None else stop)
+        stop = tensor.rows if stop is None else stop
+        rows = weights.read_rows(self._reader, tensor, start, stop)
+        mask = self.drafter.mask_token_id
+        if name == "token_embd.weight" and self.mask_embedding is not None and start <= mask < stop:
+            rows[mask - start] = self.mask_embedding
+        return rows
 
     def close(self) -> None:
         """Close the weight files."""
@@ -149,6 +156,20 @@ def open_checkpoint(
     reader = Settings(settings, flavour, sizes, features)
     drafter = reader.drafter()
     return Checkpoint(files, settings, flavour, drafter, placed, warnings + reader.warnings)
+
+
+def _mask_embedding(folder: Path, drafter: Drafter) -> np.ndarray | None:
+    """MiMo's vector for the mask token, float32 [hidden], out of `mask_embedding.pt` beside the weights."""
+    path = folder / "mask_embedding.pt"
+    if not path.is_file():
+        return None
+    token, vector = read_mask_embedding(path, drafter.hidden)
+    if token != drafter.mask_token_id:
+        raise DflashError(
+            f"{path} is for token {token}, the config's mask token is {drafter.mask_token_id}",
+            hint="the files belong to different checkpoints",
+        )
+    return vector
 
 
 def _config_path(files: Files) -> Path:

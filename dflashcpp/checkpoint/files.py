@@ -111,7 +111,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 def _by_index(index: Path, warnings: list[str]) -> tuple[dict[str, RawTensor], tuple[Path, ...]]:
     weight_map = _weight_map(index)
     names = sorted(set(weight_map.values()))
-    missing = [name for name in names if not (index.parent / name).is_file()]
+    missing = [name for name in names if not _is_there(index.parent / name)]
     if missing:
         held = [tensor for tensor, name in weight_map.items() if name in missing]
         raise DflashError(
@@ -133,6 +133,14 @@ def _by_index(index: Path, warnings: list[str]) -> tuple[dict[str, RawTensor], t
     if extra:
         warnings.append(f"{index.name} does not list {listing(extra)}; not read")
     return tensors, tuple(index.parent / name for name in names)
+
+
+def _is_there(path: Path) -> bool:
+    """Like `is_file`, also false for a name that no file can have (an index may name anything)."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _weights_in(folder: Path) -> tuple[Path, ...]:

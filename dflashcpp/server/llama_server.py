@@ -109,6 +109,7 @@ class LlamaServer:
         self.log = log or folder_of(launch.port) / "server.log"
         self.proof: readiness.Proof | None = None
         self.reasons: list[str] = []
+        self.stopped = False
         self.supervisor: Identity | None = None
         self._stall, self._progress = stall, progress
         self._child: Child | None = None
@@ -192,17 +193,23 @@ class LlamaServer:
 
     def start(self) -> LlamaServer:
         """Start, wait until ready, prove drafting. Raises DflashError; the child is ended then."""
+        self.stopped = False
+        return self.start_again()
+
+    def start_again(self) -> LlamaServer:
+        """The same after the child ended by itself; a server that was stopped stays `stopped`."""
         check_port(self.launch.host, self.launch.port)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         logs.rotate(self.log)
-        self._child = Child(self.argv, self.log, environment=environment())
+        child = Child(self.argv, self.log, environment=environment())
         try:
-            self._child.start()
+            child.start()
+            self._child = child
             self._note(ready=False)
             self._prove()
             self._note(ready=True)
         except BaseException:
-            self._child.stop()
+            child.stop()
             if self.supervisor is None:  # one that is looked after stays noted while it is started again
                 self.pidfile.unlink(missing_ok=True)
             raise
@@ -250,7 +257,8 @@ class LlamaServer:
         return None if code is None else diagnose.explain_exit(self.log, code, when=when)
 
     def stop(self, grace: float = 10.0) -> int | None:
-        """End the child and only it; its exit code."""
+        """End the child and only it; its exit code. One that is looked after is not started again."""
+        self.stopped = True
         if self._child is None:
             return None
         code = self._child.stop(grace)

@@ -108,13 +108,13 @@ class Child:
             )
         assert self._process is not None
         self.identity = Identity.of(self._process.pid)
-        if self._tied:
-            _LIVING.add(self)
 
     def _keep(self) -> None:
         try:
             with self.log.open("ab") as log:
                 self._process = self._spawn(log)
+            if self._tied:
+                _LIVING.add(self)
         except OSError as error:
             self._error = error
         finally:

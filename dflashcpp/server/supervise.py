@@ -66,7 +66,7 @@ def watch(
     first_wait: float = FIRST_WAIT,
     log_limit: int = logs.MAX_BYTES,
 ) -> None:
-    """Stay with a started server until it ends.
+    """Stay with a started server until it ends, or is stopped from another thread.
 
     Without `restart` its end raises DflashError with the reason. With it the server is started again, after
     a wait that doubles each time and falls back after five good minutes; five failed starts in a row end it.
@@ -76,6 +76,8 @@ def watch(
     while True:
         began = time.monotonic()
         _until_ended(server, log_limit)
+        if server.stopped:
+            return
         reason = server.failure("while serving")
         assert reason is not None
         if not restart:
@@ -86,9 +88,11 @@ def watch(
             server.reasons.append(reason.message)
             say(f"{reason.message}; starting it again in {wait:g} s")
             time.sleep(wait)
+            if server.stopped:
+                return
             wait = min(2 * wait, LONGEST_WAIT)
             try:
-                server.start()
+                server.start_again()
                 say(f"llama-server is up again at {server.url} (pid {server.pid})")
                 break
             except DflashError as error:

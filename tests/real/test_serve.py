@@ -222,8 +222,9 @@ def test_a_corrupted_drafter_is_found_before_or_at_the_start(
         assert "Traceback" not in caught.value.message
 
 
-def test_context_that_no_machine_holds_is_explained(files: tuple[Path, Path], build_patched: Build) -> None:
-    server = LlamaServer(files[0], build=build_patched, threads=1, ctx_size=1_000_000_000)
+def test_a_context_that_no_machine_holds_is_explained(files: tuple[Path, Path], build_patched: Build) -> None:
+    server = LlamaServer(files[0], build=build_patched, threads=1, ctx_size=10_000_000)
+    assert server.shortage()
     with pytest.raises(DflashError, match=r"machine has no .* MB left|memory"):
         server.start()
     assert server.returncode is not None

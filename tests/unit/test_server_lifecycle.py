@@ -239,6 +239,9 @@ def test_it_is_started_again_and_the_reason_is_kept(made: Made) -> None:
         assert noted is not None
         assert "SIGKILL" in str(noted[1]["restarts"])
         assert "starting it again in 0.05 s" in said[0]
+    thread.join(10)
+    assert not thread.is_alive()
+    assert server.returncode is not None  # stopped on purpose: not started a third time
     assert len(fake.starts(made.starts)) == 2
 
 

@@ -14,11 +14,16 @@ class DflashError(Exception):
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = _printable(message)
+        self.hint = hint if hint is None else _printable(hint)
 
 
 class UsageError(DflashError):
     """The command was called with arguments that cannot mean anything; exit code 2."""
 
     exit_code = 2
+
+
+def _printable(text: str) -> str:
+    """Names out of files may hold what no terminal takes (lone surrogates); shown as `\\udc80`."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -142,7 +142,7 @@ def _measure(case: Case, name: str, binary: Path, target: Path, drafter: Path) -
     log = server_log(binary, [*pair, *words, *FLAGS], target.parent)
     if "listening on" not in log:
         raise DflashError(f"{case.target}: {binary} did not start: {log.strip().splitlines()[-1]}")
-    settings, _ = from_flags(words, Settings(on_device=False, patched=name == "patched"))
+    settings, _ = from_flags(words, Settings(on_device=False, repack=False, patched=name == "patched"))
     lines = planning.make_lines(sources.from_gguf(target), sources.from_gguf(drafter), settings)
     return compare(case, name, parse_log(log.splitlines()), lines, _fit(log))
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from dflashcpp.memory import repack
 from dflashcpp.memory.drafters import draft_graph, inject_graph, is_v2
 from dflashcpp.memory.graph import Graph, beside_device_bytes, device_bytes, host_bytes
 from dflashcpp.memory.layers import Batch
@@ -61,7 +62,16 @@ _INPUT_TENSORS = ("token_embd.weight", "per_layer_token_embd.weight")
 
 
 def weights(context: str, model: Model, settings: Settings, gpu_layers: int) -> Iterator[Line]:
-    """Weights on the device and on the host. A tied head is a second copy on the device."""
+    """Weights on the device and on the host. A tied head is a second copy on the device.
+
+    On the CPU alone the file is mapped, and matrices it can compute faster with are copied beside it.
+    """
+    if not settings.on_device and settings.repack:
+        mapped, copied = repack.split(model.tensors, model.tied)
+        yield _line(context, "weights", "host", mapped, note="mapped from the file")
+        if copied:
+            yield _line(context, "weights", "host", copied, note="copied for this processor: --no-repack")
+        return
     first, output = on_gpu(settings, len(model.layers), gpu_layers)
     device = host = 0
     for name, tensor in model.tensors.items():

@@ -189,6 +189,8 @@ def _variants(target: Model, drafter: Model | None, now: Settings) -> list[tuple
     found: list[tuple[int, str, Settings, str]] = []
     if drafter is not None and not now.patched:
         found.append((0, "the patched build (dflashcpp build)", now.changed(patched=True), "nothing"))
+    if not now.on_device and now.repack:
+        found.append((1, "--no-repack", now.changed(repack=False), "slower matrix kernels on the CPU"))
     for size in (256, 128, 64):
         if size < now.ubatch:
             found.append((1, f"-ub {size}", now.changed(ubatch=size), "slower prompts"))

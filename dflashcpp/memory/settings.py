@@ -37,6 +37,7 @@ class Settings:
     flash: bool = True
     swa_full: bool = False
     draft_sampling: bool = True
+    repack: bool = True
     on_device: bool = True
     patched: bool = True
 
@@ -87,6 +88,9 @@ _FLAGS: dict[str, tuple[str, str]] = {
     "-fa": ("flash", "switch"),
     "--flash-attn": ("flash", "switch"),
     "--swa-full": ("swa_full", "yes"),
+    "--repack": ("repack", "yes"),
+    "-nr": ("repack", "no"),
+    "--no-repack": ("repack", "no"),
     "--spec-draft-backend-sampling": ("draft_sampling", "yes"),
     "--no-spec-draft-backend-sampling": ("draft_sampling", "no"),
 }
@@ -200,7 +204,11 @@ def to_flags(settings: Settings) -> list[str]:
 
 
 _PATCHED_ONLY = ("draft_ubatch", "draft_context")
-_OFF = {"unified": "--no-kv-unified", "draft_sampling": "--no-spec-draft-backend-sampling"}
+_OFF = {
+    "unified": "--no-kv-unified",
+    "draft_sampling": "--no-spec-draft-backend-sampling",
+    "repack": "--no-repack",
+}
 
 
 def _word(value: object, kind: str) -> str:

@@ -40,7 +40,7 @@ def test_json_of_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_checkpoint_and_its_gguf_describe_the_same_drafter(tmp_path: Path, drafter: Path) -> None:
     ours, theirs = inspect(write_checkpoint(tmp_path, t1_v2())), inspect(drafter)
-    assert theirs.kind == "gguf" and theirs.dialect.startswith("llama.cpp") and theirs.problems == ()
+    assert theirs.kind == "gguf" and theirs.dialect == "llama.cpp" and theirs.problems == ()
     assert ours.drafter is not None and theirs.drafter is not None
     different = {
         key
@@ -71,18 +71,24 @@ def test_a_target_is_no_drafter(tmp_path: Path) -> None:
     assert [problem.code for problem in found.problems] == ["no-drafter"]
 
 
-def rewritten(source: Path, path: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Path:
+def rewritten(
+    source: Path,
+    path: Path,
+    change: Callable[[dict[str, Any], dict[str, Any]], object],
+    arch: str = "dflash",
+) -> Path:
     """A copy of a GGUF by gguf-py with its keys (name: field) and tensors changed."""
     reader = gguf.GGUFReader(source)
     keys = {name: found for name, found in reader.fields.items() if not name.startswith("GGUF.")}
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     change(keys, tensors)
-    writer = gguf.GGUFWriter(path, "dflash")
+    writer = gguf.GGUFWriter(path, arch)
     for name, found in keys.items():
         if name != "general.architecture":
             kind = found.types[0]
             inner = found.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(name, found.contents(), kind, inner)
+            renamed = name.replace("dflash.", f"{arch}.", 1) if name.startswith("dflash.") else name
+            writer.add_key_value(renamed, found.contents(), kind, inner)
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
@@ -117,6 +123,25 @@ def test_missing_and_unknown_tensors_are_named(tmp_path: Path, drafter: Path) ->
     }
     assert "blk.1.ffn_up.weight" in found["missing-tensor"]
     assert "blk.0.attn_gate.weight" in found["unknown-tensor"]
+
+
+def test_another_tools_gguf_is_named_and_can_be_fixed(
+    tmp_path: Path, drafter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def change(keys: dict[str, Any], tensors: dict[str, Any]) -> None:
+        tensors["dflash_fc.weight"] = tensors.pop("fc.weight")
+        tensors["dflash_hidden_norm.weight"] = tensors.pop("enc.output_norm.weight")
+
+    foreign = rewritten(drafter, tmp_path / "x.gguf", change, arch="dflash-draft")
+    assert "foreign-dialect" in [problem.code for problem in inspect(foreign).problems]
+    assert inspect(foreign).dialect == "dflash-draft"
+    target = write_target(tmp_path / "t.gguf", weights=False)
+    fixed = tmp_path / "fixed.gguf"
+    assert run(["inspect", str(foreign), "--fix", str(fixed), "--target", str(target), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["dialect"] == "dflash-draft" and said["changes"]
+    again = inspect(fixed)
+    assert again.problems == () and again.drafter is not None and again.drafter.taps == (3, 5)
 
 
 def test_half_a_dflash2_is_missing_the_rest(tmp_path: Path, drafter: Path) -> None:

@@ -212,7 +212,8 @@ class _Lines(Task):
         spent = self._clock() - self._began
         text = f"{self._label}: {self._amount(self._done)}"
         if self._total:
-            text += f" of {self._amount(self._total)} ({100 * self._done / self._total:.0f} %)"
+            done = text.removesuffix(f" {self._unit}").removesuffix(" MiB")
+            text = f"{done} of {self._amount(self._total)} ({100 * self._done / self._total:.0f} %)"
             if self._done:
                 text += f", {spent * (self._total - self._done) / self._done:.0f} s left"
         return f"{text} {self._note}".rstrip()

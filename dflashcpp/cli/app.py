@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import importlib.util
 import os
 import sys
 from typing import Annotated
@@ -13,7 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from dflashcpp.cli._output import Output
-from dflashcpp.errors import DflashError
+from dflashcpp.errors import DflashError, UsageError
 
 # A module `dflashcpp.cli.<module>` holds a function of the command's name; the order is that of --help.
 COMMANDS = (
@@ -33,6 +32,7 @@ COMMANDS = (
     "pull",
     "pairs",
     "use",
+    "doctor",
 )
 
 app = typer.Typer(
@@ -65,8 +65,6 @@ def register() -> None:
     if app.registered_commands:
         return
     for name in COMMANDS:
-        if importlib.util.find_spec(f"dflashcpp.cli.{name}") is None:
-            continue  # FIXME: goes when every command of the table exists
         module = importlib.import_module(f"dflashcpp.cli.{name}")
         settings = getattr(module, "CONTEXT_SETTINGS", None)
         kind = getattr(module, "COMMAND_CLASS", None)
@@ -79,6 +77,7 @@ def run(arguments: list[str]) -> int:
     Errors of ours become a sentence and a next step; Ctrl-C is 130, a closed pipe is quiet.
     """
     register()
+    arguments = arguments or ["--help"]
     before, _, _ = "\0".join(arguments).partition("\0--\0")
     output = Output(as_json="--json" in before.split("\0"))
     try:
@@ -99,5 +98,5 @@ def run(arguments: list[str]) -> int:
         output.error(DflashError(f"{error.strerror or error}{where}"))
         return 1
     except TyperException as error:
-        error.show()
+        output.error(UsageError(error.format_message(), hint="dflashcpp --help lists the commands"))
         return error.exit_code

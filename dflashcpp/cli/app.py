@@ -98,5 +98,6 @@ def run(arguments: list[str]) -> int:
         output.error(DflashError(f"{error.strerror or error}{where}"))
         return 1
     except TyperException as error:
-        output.error(UsageError(error.format_message(), hint="dflashcpp --help lists the commands"))
+        where = f"dflashcpp {arguments[0]} --help" if arguments[0] in COMMANDS else "dflashcpp --help"
+        output.error(UsageError(error.format_message(), hint=f"`{where}` says what it takes"))
         return error.exit_code

@@ -224,7 +224,6 @@ def _declare(writer: GgufWriter, plan: Plan, provenance: Provenance) -> None:
         recipe=plan.recipe.name,
         parameters=plan.mix.parameters,
         tokenizer=tokenizer_for(plan.target, plan.drafter.vocab or plan.target.tokens),
-        quantised=plan.mix.bits_per_weight < 16,
     )
     for key, value in metadata.items():
         writer.add(key, value)

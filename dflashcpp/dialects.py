@@ -249,7 +249,6 @@ def _metadata(
         recipe="repaired",
         parameters=sum(_elements(info) for info in header.tensors.values()),
         tokenizer={key: value for key, value in tokenizer.items() if key != _MASK},
-        quantised=False,
     )
     kept = {
         key: value

@@ -12,6 +12,7 @@ from dflashcpp.drafter import ARCHITECTURE, Drafter
 from dflashcpp.errors import DflashError
 
 if TYPE_CHECKING:
+    from dflashcpp import dialects
     from dflashcpp.gguf_file import Header
 
 
@@ -112,27 +113,52 @@ def _left_out(dropped: Mapping[str, str]) -> list[str]:
 # -- GGUF -----------------------------------------------------------------------------------------
 
 _CONVERT = "convert the checkpoint again with `dflashcpp convert`"
+_FIX = "rewrite it without loss: `dflashcpp inspect FILE --fix OUT` (with --target when it has no tokenizer)"
 
 
 def inspect_gguf(header: Header) -> Inspection:
     """What a GGUF is, by its header."""
+    from dflashcpp.dialects import detect
     from dflashcpp.gguf_file import TensorType
 
-    arch = header.architecture
-    types = dict(Counter(TensorType(info.type).name for info in header.tensors.values()))
-    size = sum(info.nbytes for info in header.tensors.values())
-    if arch != ARCHITECTURE:
-        problem = Problem(
-            "no-drafter", f"a GGUF of architecture {arch!r} is no drafter", "pass the drafter's GGUF"
-        )
-        return Inspection(header.source, "gguf", arch, None, types, size, (problem,))
-    problems = [*_key_problems(header), *_tensor_problems(header)]
-    drafter = _drafter(header, problems)
-    if drafter is not None:
-        problems += _drafter_problems(header, drafter)
-    writer = header.get("dflashcpp.version", None)
-    dialect = f"llama.cpp (dflashcpp {writer})" if writer else "llama.cpp"
-    return Inspection(header.source, "gguf", dialect, drafter, types, size, tuple(problems))
+    found = detect(header)
+    problems: list[Problem] = []
+    ours = _translated(header, found, problems)
+    drafter = None
+    if ours is not None:
+        problems += [*_key_problems(ours), *_tensor_problems(ours)]
+        drafter = _drafter(ours, problems)
+    if ours is not None and drafter is not None:
+        problems += _drafter_problems(ours, drafter)
+    return Inspection(
+        file=header.source,
+        kind="gguf",
+        dialect=found.name if found else header.architecture,
+        drafter=drafter,
+        tensors=dict(Counter(TensorType(info.type).name for info in header.tensors.values())),
+        bytes=sum(info.nbytes for info in header.tensors.values()),
+        problems=tuple(problems),
+    )
+
+
+def _translated(header: Header, dialect: dialects.Dialect | None, problems: list[Problem]) -> Header | None:
+    """The header in llama.cpp's words; None, and why in `problems`, when there is no such thing."""
+    from dflashcpp.dialects import translate
+
+    if dialect is None:
+        message = f"a GGUF of architecture {header.architecture!r} is no drafter"
+        problems.append(Problem("no-drafter", message, "pass the drafter's GGUF"))
+        return None
+    if header.architecture == ARCHITECTURE and not dialect.refuse:
+        return header
+    if header.architecture != ARCHITECTURE:
+        message = f"written for {dialect.title}; llama.cpp does not read this dialect"
+        problems.append(Problem("foreign-dialect", message, _FIX))
+    try:
+        return translate(header, dialect)
+    except DflashError as error:
+        problems.append(Problem("not-repairable", error.message, error.hint or _CONVERT))
+        return None
 
 
 def _drafter(header: Header, problems: list[Problem]) -> Drafter | None:

@@ -44,7 +44,6 @@ def build_metadata(
     recipe: str,
     parameters: int,
     tokenizer: Mapping[str, Kv],
-    quantised: bool,
 ) -> dict[str, Kv]:
     """All keys of the file in order: general, dflash, tokenizer, ours."""
     general = {

@@ -21,12 +21,13 @@ def find_target(
     drafter. Raises DflashError naming the target that the drafter wants.
     """
     if given is not None:
-        return _given(given, progress)
+        return given_target(given, progress)
     found = _beside(checkpoint) or _by_pair(checkpoint, progress) or _in_hub_cache(checkpoint, progress)
     return found or _nothing(checkpoint)
 
 
-def _given(given: str | Path, progress: Progress) -> Target:
+def given_target(given: str | Path, progress: Progress) -> Target:
+    """The target that the user named: GGUF file or URL, folder, Hub id with or without `:QUANT`."""
     path = Path(given)
     if path.is_dir():
         return _in_folder(path)

@@ -20,6 +20,14 @@ def inspect(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A value for config.json.")
     ] = None,
+    fix: Annotated[
+        Path | None,
+        typer.Option(metavar="OUT", help="Write a GGUF of another tool in llama.cpp's form to OUT."),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", "-T", help="With --fix: the target, when the file has no tokenizer."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a drafter's file is and what is wrong with it."""
@@ -27,10 +35,36 @@ def inspect(
     from dflashcpp.inspection import inspect as look
 
     out = Output(as_json=as_json)
+    if fix is not None:
+        _fix(file, fix, target, out)
+        return
     found = look(file, config=config, overrides=parse_overrides(set_ or []))
     for note in found.notes:
         out.warning(note)
     out.result(found.to_dict(), _text(found))
+
+
+def _fix(file: str, path: Path, target: str | None, out: Output) -> None:
+    from dflashcpp.dialects import repair
+    from dflashcpp.gguf_file import read_header
+    from dflashcpp.target_search import given_target
+
+    progress = out.progress()
+    found = given_target(target, progress) if target is not None else None
+    done = repair(read_header(file), path, target=found, progress=progress)
+    for warning in done.warnings:
+        out.warning(warning)
+    data = {
+        "file": str(done.file),
+        "bytes": done.bytes,
+        "kind": "gguf",
+        "dialect": done.dialect,
+        "version": done.drafter.version,
+        "drafter": done.drafter.to_dict(),
+        "changes": list(done.changes),
+        "problems": [],
+    }
+    out.result(data, "\n".join([f"wrote {done.file} from {done.dialect}", *done.changes]))
 
 
 def _text(found: Inspection) -> str:

@@ -339,7 +339,7 @@ def test_a_source_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path, targ
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streaming.Checkpoint, "read_rows", cut)
-        refused(source, target, tmp_path, "ends at byte 5000")
+        refused(source, target, tmp_path, "changed while it was being read")
 
 
 SCRIPT = """

@@ -96,10 +96,19 @@ def _models(
     if pair is None:
         assert target is not None
         own = sources.drafter_of(drafter, recipe) if drafter is not None else None
-        return _Models(sources.from_gguf(target), own, {})
+        return _Models(_given_target(target), own, {})
     own = sources.drafter_of(drafter, recipe) if drafter is not None else _pair_drafter(pair, recipe)
     model, values = _pair_target(pair, progress)
     return _Models(model, own, values)
+
+
+def _given_target(target: str | Path) -> Model:
+    model = sources.from_gguf(target)
+    if model.arch == "dflash":
+        raise DflashError(
+            f"{target} is a drafter, not a target", hint="the target goes to -m, the drafter to -md"
+        )
+    return model
 
 
 def _pair_target(pair: Pair, progress: Progress) -> tuple[Model, Mapping[str, float]]:

@@ -41,6 +41,20 @@ def remember(key: str, mib: float, *, now: float | None = None) -> None:
     _write(table)
 
 
+def learn(residual: float | None, build: str) -> Residual | None:
+    """Keep what a run of `build` (its digest) took beyond the buffers on the first device; what was kept.
+
+    Nothing is kept where the device does not tell, or where the figure makes no sense (below zero).
+    """
+    from dflashcpp.memory.device import gpus
+
+    found = gpus()
+    if residual is None or residual < 0 or not found:
+        return None
+    remember(key_of(found[0].uuid, found[0].driver, build), residual)
+    return Residual(residual, 0.0)
+
+
 def recall(key: str, *, now: float | None = None) -> Residual | None:
     """What was learned for this key; None when nothing is known or the file is damaged."""
     row = _read().get(key)

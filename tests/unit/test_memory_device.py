@@ -6,11 +6,13 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dflashcpp import llamacpp
 from dflashcpp.errors import DflashError
-from dflashcpp.memory import device, plan
+from dflashcpp.memory import device, plan, residuals
 from dflashcpp.memory.account import Watch, growth, sample
 from tests.support.sparse_models import TINY, write_target
 
@@ -105,3 +107,16 @@ def test_a_process_that_grows_on_the_device_is_seen_growing(only_smi: Path) -> N
     watch.stop()
     grown = growth(watch.samples)
     assert grown is not None and grown.first == 8000 and grown.grown >= 200
+
+
+def test_what_a_run_took_beyond_the_buffers_is_used_by_the_next_plan_with_its_age(
+    only_smi: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _smi(only_smi, CARD)
+    assert residuals.learn(None, "digest") is None
+    assert residuals.learn(-3.0, "digest") is None
+    residuals.learn(310.0, "digest")
+    monkeypatch.setattr(llamacpp, "find_build", lambda **_: SimpleNamespace(digest="digest", backend="cuda"))
+    made = plan("muse-glimmer-30b", flags=("-c", "131072"), with_savings=False)
+    assert made.room is not None and made.room.free == 15002 - 310
+    assert "just now" in made.room.origin

@@ -122,6 +122,23 @@ def test_an_ordinary_model_is_refused_as_drafter(tmp_path: Path) -> None:
         plan(target=target, drafter=target, device_memory=4096)
 
 
+def test_a_drafter_is_refused_as_target(tmp_path: Path) -> None:
+    drafter = write_drafter(tmp_path / "d.gguf", TINY, 1)
+    with pytest.raises(DflashError, match="is a drafter, not a target"):
+        plan(target=drafter, device_memory=4096)
+
+
+def test_a_projector_adds_its_weights_and_an_open_amount_for_images(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "t.gguf", SMALL)
+    projector = write_target(tmp_path / "mmproj.gguf", replace(SMALL, layers=1))
+    without = plan(target=target, flags=("-c", "1024"), device_memory=4096, with_savings=False)
+    made = plan(target=target, mmproj=projector, flags=("-c", "1024"), device_memory=4096, with_savings=False)
+    exact = sum(tensor.nbytes for tensor in sources.from_gguf(projector).tensors.values()) / 2**20
+    assert made.mib("mmproj", "weights") == round(exact, 2)
+    low, _ = made.band
+    assert low == pytest.approx(without.band[0] + exact, abs=0.05)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DflashError, match=r"nothing\.gguf"):
         plan(target=tmp_path / "nothing.gguf", device_memory=4096)

@@ -28,6 +28,7 @@ from tests.support.gguf_drafters import Shape, tensor_data, write_drafter, write
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 OURS_ONLY = {"META_KQUANT"}
+NEEDS_IMATRIX = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"}
 RECIPES = [name for name in recipe_names() if name not in OURS_ONLY]
 V1 = Shape(hidden=256, ffn=256, heads=4, kv_heads=1, layers=3)
 V2 = Shape(hidden=256, ffn=512, layers=2, rank=256, vocab=256)
@@ -249,7 +250,7 @@ def test_the_library_of_xllamacpp_gives_the_same_bytes_as_our_own_build(library:
     xllamacpp = pytest.importorskip("xllamacpp")
     other = LibGgml(next(Path(xllamacpp.__file__).parent.glob("xllamacpp*.so")), "xllamacpp")
     kinds = [k for k in TensorType if library.supports(k) and other.supports(k)]
-    kinds = [k for k in kinds if k.name not in {"IQ1_S", "IQ2_XXS", "IQ2_XS"}]
+    kinds = [k for k in kinds if k.name not in NEEDS_IMATRIX]
     assert len(kinds) > 15
     for name, rows in hard_inputs().items():
         for kind in kinds if name == "normal" else ("Q8_0", "Q4_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dflashcpp.errors import DflashError
-from dflashcpp.gguf_file.types import SCALAR_CODE, SCALAR_SIZE, ValueType
+from dflashcpp.gguf_file.types import SCALAR_CODE, ValueType
 
 
 class _Missing:
@@ -112,11 +112,6 @@ def _utf8(text: Any) -> bytes:
     if not isinstance(text, str):
         raise DflashError(f"{text!r}: a metadata value of type STRING must be text")
     return text.encode("utf-8", "surrogateescape")
-
-
-def scalar_bytes(kind: int) -> int:
-    """Bytes of one value of a type with a fixed size."""
-    return SCALAR_SIZE[kind]
 
 
 @dataclass(frozen=True)

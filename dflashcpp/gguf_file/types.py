@@ -143,16 +143,6 @@ _BLOCK: dict[TensorType, tuple[int, int]] = {
 _PLAIN = frozenset({_T.F32, _T.F16, _T.BF16, _T.F64, _T.I8, _T.I16, _T.I32, _T.I64})
 
 
-def tensor_type(value: int | str) -> TensorType:
-    """The tensor type of a number or of a name in any case (`12`, `"q4_k"`); DflashError if there is none."""
-    try:
-        return TensorType[value.upper()] if isinstance(value, str) else TensorType(value)
-    except (KeyError, ValueError):
-        raise DflashError(
-            f"there is no tensor type {value!r}", hint="known: " + " ".join(t.name for t in TensorType)
-        ) from None
-
-
 def is_quantised(kind: int) -> bool:
     """Whether the type packs several numbers into a block."""
     return TensorType(kind) not in _PLAIN

@@ -23,7 +23,10 @@ from dflashcpp.gguf_file.parse import DEFAULT_ALIGNMENT, MAX_DIMS, MAX_NAME
 from dflashcpp.gguf_file.signals import StopSignals
 from dflashcpp.gguf_file.types import tensor_bytes
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_LIMITS = {
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file system or `ulimit -f` allows no file of that size",
+}
 _MARGIN = 1 << 20  # bytes beside the file itself that the disk must have
 
 
@@ -219,8 +222,11 @@ class GgufWriter:
         try:
             return call(*arguments)
         except OSError as error:
-            if error.errno in _NO_ROOM:
+            if error.errno == errno.ENOSPC:
                 raise self._no_room(shutil.disk_usage(self.path.parent).free) from None
+            if error.errno in _LIMITS:
+                why = f"{_LIMITS[error.errno]}; it needs {self._size / 2**20:.1f} MiB"
+                raise DflashError(f"{self.path} cannot be written: {why}") from None
             raise DflashError(f"{self.path} cannot be written: {error.strerror}") from None
 
     def _close(self) -> None:

@@ -149,9 +149,17 @@ def test_a_full_disk_is_foreseen_and_says_how_much_is_needed(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "no room: the file needs"),
+        (errno.EDQUOT, r"quota is used up; it needs \d"),
+        (errno.EFBIG, r"no file of that size; it needs \d"),
+        (errno.EIO, "cannot be written"),
+    ],
+)
 def test_a_disk_that_fails_while_writing_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
 ) -> None:
     real = os.pwrite
 
@@ -161,7 +169,6 @@ def test_a_disk_that_fails_while_writing_leaves_nothing(
         return real(fd, data, at)  # type: ignore[arg-type]
 
     monkeypatch.setattr(writer.os, "pwrite", fail)
-    words = "cannot be written" if number == errno.EIO else "no room: the file needs"
     with pytest.raises(DflashError, match=words), simple(tmp_path / "x.gguf") as out:
         out.begin()
         out.write("a.weight", 0, bytes(512))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -116,12 +115,13 @@ def run(
     what the comparison shows is in `problems`.
     """
     from dflashcpp import llamacpp, pairs
+    from dflashcpp.server import spare_threads
 
     made = build if build is not None else llamacpp.build(progress=progress)
     pair: Pair = pairs.load_pair()
     target = pairs.ensure_target(pair, progress)
     drafter = pairs.ensure_drafter(pair, progress, type=draft_type, target=target)
-    threads = threads or max(1, (os.cpu_count() or 2) - 1)
+    threads = threads or spare_threads()
     options: dict[str, Any] = {"build": made, "ctx_size": CONTEXT, "threads": threads, "progress": progress}
     progress.say("with the drafter")
     with _server(target, drafter, options, n_max) as server:

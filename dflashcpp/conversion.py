@@ -136,7 +136,6 @@ def convert(
             keep_selector=keep_selector,
             force=force,
             progress=progress,
-            fetch=not dry_run,
         )
         if dry_run:
             return _result(plan, _planned_bytes(plan, place), written=False)
@@ -156,7 +155,6 @@ def make_plan(
     keep_selector: str | None,
     force: bool,
     progress: Progress,
-    fetch: bool = True,
 ) -> Plan:
     """Find the target, fill the drafter in, choose every tensor's type. Reads headers only."""
     from dflashcpp.quantize import check_name, choose_types, mix_of, parse_overrides, recipe
@@ -164,7 +162,7 @@ def make_plan(
 
     chosen = recipe(type)
     _check_f16(chosen, checkpoint.drafter, force)
-    found = find_target(checkpoint, place, target, progress, fetch=fetch)
+    found = find_target(checkpoint, place, target, progress)
     drafter, warnings = complete(checkpoint.drafter, found, str(checkpoint.files.weights[0]))
     texts = (
         [f"{k}={v}" for k, v in tensor_types.items()] if isinstance(tensor_types, Mapping) else tensor_types

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dflashcpp.checkpoint import Checkpoint
 from dflashcpp.drafter import Drafter
@@ -11,10 +12,11 @@ from dflashcpp.progress import Progress
 from dflashcpp.provenance import read_card, verifier
 from dflashcpp.target import Target, read_target
 
+if TYPE_CHECKING:
+    from dflashcpp.pairs import Pair
 
-def find_target(
-    checkpoint: Checkpoint, place: Path, given: str | Path | None, progress: Progress, *, fetch: bool = True
-) -> Target:
+
+def find_target(checkpoint: Checkpoint, place: Path, given: str | Path | None, progress: Progress) -> Target:
     """The target of a checkpoint.
 
     `given` is what the user said; without it: a GGUF beside the checkpoint, the known pair with this
@@ -97,33 +99,50 @@ def _by_pair(checkpoint: Checkpoint, progress: Progress) -> Target | None:
             continue
         progress.say(f"target: {pair.target.where}, of the known pair {pair.name}")
         local = pairs.local_target(pair)
-        return read_target(local if local is not None else pairs.ensure_target(pair, progress))
+        if local is not None:
+            return read_target(local)
+        return _remote(pair, progress)
     return None
+
+
+def _remote(pair: Pair, progress: Progress) -> Target:
+    """The target of a pair that is not on this machine: the header alone when it is on the Hub."""
+    from dflashcpp.hub_repo import HubId, Repo
+    from dflashcpp.pairs import ensure_target
+
+    place = pair.target
+    if place.kind != "hub":
+        return read_target(ensure_target(pair, progress))
+    repo = Repo(HubId(str(place.repo)), place.revision or "main", place.files)
+    return read_target(repo.url(place.files[0]))
 
 
 def _in_hub_cache(checkpoint: Checkpoint, progress: Progress) -> Target | None:
     """The target that config or card name, when the Hub's cache holds its config and tokenizer."""
     from dflashcpp.hub_repo import HubId, cached_snapshot
-    from dflashcpp.target_hf import read_target_folder
 
     wanted = HubId.parse(wanted_target(checkpoint) or "")
     snapshot = cached_snapshot(wanted) if wanted else None
-    if snapshot is None or not (snapshot / "config.json").is_file():
+    if snapshot is None:
         return None
-    progress.say(f"target: {wanted.repo if wanted else ''}, found in the Hub cache")
-    return read_target_folder(snapshot)
+    try:
+        found = _in_folder(snapshot)
+    except DflashError as error:
+        progress.say(f"{snapshot} in the Hub cache is no use as the target: {error.message}")
+        return None
+    progress.say(f"target: {snapshot}, in the Hub cache")
+    return found
 
 
-def _is_drafter_of(drafter: Drafter, pair: object) -> bool:
-    facts = getattr(pair, "facts", {})
-    ours = drafter.to_dict()
-    known = {
-        key: value for key, value in facts.get("drafter", {}).items() if key in ours and key != "version"
-    }
-    same = all(
-        list(ours[key]) == value if key == "taps" else ours[key] == value for key, value in known.items()
+def _is_drafter_of(drafter: Drafter, pair: Pair) -> bool:
+    """Whether the pair's target is this drafter's: taps, hidden size; layers and vocabulary if known."""
+    ours, theirs = pair.facts.get("drafter", {}), pair.facts.get("target", {})
+    return (
+        ours.get("taps") == list(drafter.taps)
+        and theirs.get("hidden") == drafter.hidden
+        and drafter.target_layers in (None, theirs.get("layers"))
+        and drafter.vocab in (None, theirs.get("vocab"))
     )
-    return bool(known) and same and facts.get("target", {}).get("layers") == drafter.target_layers
 
 
 def _nothing(checkpoint: Checkpoint) -> Target:

@@ -45,15 +45,17 @@ class Config:
         taken = [path for path in paths if path in self.overrides] or paths
         return [(path, value) for path in taken if (value := self.at(path)) is not None]
 
-    def get(self, field: str) -> Any:
+    def get(self, field: str, *, needed: bool = True) -> Any:
         """The setting `field`, checked for its kind and minimum, or None when the config is silent.
+
+        `needed` false returns None even for a setting that has no default.
 
         Raises DflashError for two places that disagree, a wrong kind, and for a needed one that is missing.
         """
         row = self._rows[field]
         places = [(path, self._checked(path, value, row)) for path, value in self.found(row["paths"])]
         if not places:
-            if row.get("need"):
+            if needed and row.get("need"):
                 raise self.missing(field)
             return None
         for path, value in places[1:]:

@@ -29,7 +29,7 @@ def read_rope(config: Config, flavour: Flavour, head_dim: int, warnings: list[st
     if kind in ("default", "mrope"):
         return Rope(theta=theta, dims=dims)
     readers = {"linear": _linear, "yarn": _yarn, "llama3": _llama3}
-    if kind not in readers:
+    if not isinstance(kind, str) or kind not in readers:
         raise DflashError(
             f"{config.source}: rope type {str(kind)[:40]!r} is not one that llama.cpp's DFlash can do",
             hint="known: default, linear, yarn, llama3",

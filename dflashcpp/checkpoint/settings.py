@@ -150,6 +150,12 @@ class Settings:
         return f"{text} (z-lab's formula would give {guess}, but it is wrong for most published drafters)"
 
     def _mask(self, vocab: int | None) -> int:
+        named = self.config.at("mask_token")
+        if self.config.get("mask_token_id", needed=not named) is None:
+            raise self.config.missing(
+                "mask_token_id",
+                hint=f"it names the mask token {str(named)[:60]!r}; pass --set mask_token_id=ITS-NUMBER",
+            )
         mask = self.config.get("mask_token_id")
         if vocab is not None and mask >= vocab:
             raise DflashError(

@@ -99,9 +99,17 @@ def script_argv(ssh: Ssh) -> list[str]:
 
 def data_argv(ssh: Ssh, script: str, arguments: Sequence[str]) -> list[str]:
     """A one-line script on the far side whose stdin is ours to fill with data."""
-    command = shlex.join(["sh", "-c", script, "sh", *arguments])
+    command = " ".join(_for_any_shell(word) for word in ["sh", "-c", script, "sh", *arguments])
     own = ("-o", "ControlMaster=no")
     return [ssh.program, *_BATCH, *_ALIVE, *own, *ssh.options, "-T", "--", ssh.host, f"exec {command}"]
+
+
+def _for_any_shell(word: str) -> str:
+    """A word quoted for POSIX shells and for fish, where a backslash means something in single quotes."""
+    if "\\" not in word:
+        return shlex.quote(word)
+    specials = {"'": "'\"'\"'", "\\": "'\"\\\\\"'"}
+    return "'" + "".join(specials.get(letter, letter) for letter in word) + "'"
 
 
 def script_text(body: str, arguments: Sequence[str], mark: str) -> str:

@@ -58,6 +58,12 @@ CASES = (
     Case("qwen3.5-35b-a3b", 1, 4096, "-c 8192 -ub 64 -np 4 --spec-draft-n-max 4", 6144),
     Case("gemma-4-31b", 1, 2048, "-c 4096 -ub 512 -np 1 --spec-draft-n-max 4", 10752),
     Case("gemma-4-26b-a4b", 1, 2048, "-c 4096 -ub 64 -np 4 --spec-draft-n-max 4", 5632),
+    Case(
+        "gemma-4-31b", 2, 2048, "-c 500 -ub 1024 -b 512 -np 2 -ctk q8_0 -ctv q8_0 --spec-draft-n-max 7", 10752
+    ),
+    Case(
+        "nemotron-nano-9b", 1, None, "-c 4096 -ub 64 -np 3 -kvu -fa off --swa-full --spec-draft-n-max 1", 6144
+    ),
     Case("gpt-oss-20b", 1, None, "-c 4096 -ub 512 -np 1 -fa off --spec-draft-n-max 4", 7680),
     Case("nemotron-3-30b-a3b", 2, 2048, "-c 4096 -ub 512 -np 2 --spec-draft-n-max 3", 6144),
 )

@@ -150,8 +150,8 @@ def _split_layers(model: Model, first: int) -> Mapping[str, int]:
 def target_batch(model: Model, settings: Settings, held: Cells, *, drafting: bool) -> Batch:
     """The worst batch llama-server reserves for (llama_context::sched_reserve)."""
     block = settings.block if drafting else 1
-    outputs = min(min(settings.batch, held.context), settings.parallel * block)
-    tokens = min(held.context, settings.batch, settings.ubatch)
+    outputs = min(settings.batch, held.context, settings.parallel * block)
+    tokens = min(held.asked, settings.batch, settings.ubatch)
     return Batch(
         tokens=pad(tokens, settings.parallel),
         sequences=settings.parallel,
@@ -169,10 +169,16 @@ def target_batch(model: Model, settings: Settings, held: Cells, *, drafting: boo
 
 
 def _rotates(model: Model, kind: str, which: str) -> bool:
-    """A quantised cache is rotated where all heads are equally wide, a multiple of 64 (llama_kv_cache)."""
+    """A quantised cache is rotated where its heads are equally wide, a multiple of 64 (llama_kv_cache).
+
+    Full and sliding layers have a cache each.
+    """
     own = [layer for layer in model.layers if not layer.recurrent and layer.kv_heads]
-    widths = {layer.head_k if which == "k" else layer.head_v for layer in own}
-    return _quantised(kind) and len(widths) == 1 and next(iter(widths)) % 64 == 0
+    widths: dict[bool, set[int]] = {}
+    for layer in own:
+        widths.setdefault(layer.sliding, set()).add(layer.head_k if which == "k" else layer.head_v)
+    even = all(len(found) == 1 and next(iter(found)) % 64 == 0 for found in widths.values())
+    return _quantised(kind) and even and bool(own)
 
 
 def _quantised(kind: str) -> bool:
@@ -249,7 +255,8 @@ def _draft_graphs(drafter: Model, target: Model, settings: Settings, held: Cells
     """What the drafter's context reserves for."""
     asked = settings.parallel * settings.block
     own = draft_settings(settings, drafter, held)
-    whole = pad(min(held.context, own.batch, own.ubatch), settings.parallel)
+    most = min(held.context, own.batch, own.ubatch)
+    whole = pad(most, settings.parallel)
     batch = Batch(
         tokens=whole,
         sequences=settings.parallel,
@@ -272,7 +279,7 @@ def _draft_graphs(drafter: Model, target: Model, settings: Settings, held: Cells
     block = replace(batch, tokens=tokens, outputs=tokens)
     return [
         draft_graph(drafter, target, block, sampled_rows=min(sampled, tokens)),
-        inject_graph(drafter, batch),
+        inject_graph(drafter, replace(batch, tokens=most, sequences=1, streams=1)),
     ]
 
 
@@ -308,4 +315,4 @@ def draft_cells(settings: Settings, drafter: Model, held: Cells) -> Cells:
     """The draft context has the target's length and its own ubatch."""
     own = draft_settings(settings, drafter, held)
     context = min(settings.draft_context, held.context) if settings.draft_context else held.context
-    return cells(settings, context, drafter.window, own.ubatch, settings.parallel)
+    return cells(own.changed(parallel=settings.parallel), context, drafter.window)

@@ -114,7 +114,7 @@ def _held(target: Model, settings: Settings) -> Cells:
     context = settings.context or target.context
     if not context:
         raise DflashError(f"{target.source} names no context length", hint="say how long: -c N")
-    return cells(settings, context, target.window, settings.ubatch, settings.parallel)
+    return cells(settings, context, target.window)
 
 
 def _taps(target: Model, drafter: Model | None) -> frozenset[int]:

@@ -159,8 +159,12 @@ def _counted(name: str, kind: str, number: int) -> int:
 
 @dataclass(frozen=True)
 class Cells:
-    """What one context holds: tokens in all, a stream, and how many streams (llama_context)."""
+    """What one context holds: tokens in all, a stream, and how many streams (llama_context).
 
+    `asked`: the context before it is padded, which bounds the batch.
+    """
+
+    asked: int
     context: int
     per_stream: int
     streams: int
@@ -171,18 +175,20 @@ def pad(number: int, unit: int = _ALIGN) -> int:
     return -(-number // unit) * unit
 
 
-def cells(settings: Settings, context: int, window: int, ubatch: int, parallel: int) -> Cells:
+def cells(settings: Settings, context: int, window: int) -> Cells:
     """Cells of the full and the sliding cache of one context of `context` tokens.
 
     llama_context (src/llama-context.cpp) and llama_kv_cache_iswa (src/llama-kv-cache-iswa.cpp).
     """
+    parallel = settings.parallel
+    ubatch = min(settings.ubatch, settings.batch, context)
     total = pad(context)
     streams = 1 if settings.unified else parallel
     per_stream = total if settings.unified else pad(max(total // parallel, 1))
     total = per_stream * streams
     sequences = parallel if settings.unified else 1
     sliding = pad(min(per_stream, window * sequences + ubatch))
-    return Cells(total, per_stream, streams, per_stream if settings.swa_full else sliding)
+    return Cells(context, total, per_stream, streams, per_stream if settings.swa_full else sliding)
 
 
 def to_flags(settings: Settings) -> list[str]:

@@ -9,6 +9,12 @@ import typer
 from dflashcpp.cli._options import JsonOption
 from dflashcpp.cli._output import Output
 
+_SLOWER = (
+    "Slower with the drafter is what this pair does on a CPU: the small quantised target is bound by "
+    "computing, not by reading memory. It proves the way, not the gain; `dflashcpp pairs --json` has "
+    "published speeds."
+)
+
 
 def demo(
     n_max: Annotated[
@@ -59,6 +65,8 @@ def _show(output: Output, result: object) -> None:
     output.table(*job.table(result), title=title)
     for one in result.asked:
         output.text(f"{one.kind}: the texts with and without the drafter are: {one.agreement.text()}")
+    if any(one.ratio is not None and one.ratio < 1 for one in result.asked):
+        output.text(_SLOWER)
     output.text("")
     headers = ["context", "memory", "device", "MiB"]
     output.table(headers, result.memory_rows, title="memory as llama-server reports it")

@@ -102,6 +102,15 @@ def explain_exit(log: Path, returncode: int, *, when: str = "") -> DflashError:
     if known is None:
         last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
         return DflashError(f"llama-server ended{moment} ({state}): {last[:200]}", hint=f"its log: {log}")
-    return DflashError(
-        f"llama-server ended{moment} ({state}): {known.cause}", hint=f"{known.fix}; its log: {log}"
-    )
+    message = f"llama-server ended{moment} ({state}): {known.cause}"
+    return DflashError(message, hint=f"{_memory_advice(known, text) or known.fix}; its log: {log}")
+
+
+def _memory_advice(known: Diagnosis, text: str) -> str | None:
+    """For memory that ran out: in which phase, and what to change there; what the table says otherwise."""
+    if known.kind != "memory":
+        return None
+    from dflashcpp.memory.account import out_of_memory
+
+    found = out_of_memory(text.splitlines())
+    return f"it ran out at: {found.phase}; {found.advice}; or: {known.fix}" if found else None

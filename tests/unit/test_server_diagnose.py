@@ -198,3 +198,11 @@ def test_a_log_that_is_no_text_is_read_all_the_same(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_bytes(b"\xff\xfe\x00" * 100 + b"\nerror: invalid argument: --x\n")
     assert "--x" in explain_exit(log, 1).message
+
+
+def test_memory_that_ran_out_is_told_with_the_phase(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("I srv llama_server: listening on http://x\nCUDA error: out of memory\n")
+    assert "it ran out at: first token" in str(explain_exit(log, -6).hint)
+    log.write_text("CUDA error: out of memory\n")
+    assert "it ran out at: load" in str(explain_exit(log, 1).hint)

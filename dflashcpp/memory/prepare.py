@@ -206,24 +206,35 @@ def _with_weights(lines: list[Line], models: _Models) -> list[Line]:
 def _with_engine(
     lines: list[Line], models: _Models, settings: Settings, wanted: bool | None
 ) -> tuple[list[Line], list[str]]:
-    """The engine's compute buffers in place of formulas, and where it contradicts the plan."""
+    """The engine's compute buffers in place of formulas, and what there is to say about it."""
     if wanted is False:
         return lines, []
-    files = [model.source for model in (models.target, models.drafter) if model is not None]
-    here = all(sources.is_gguf(file) and Path(file).is_file() for file in files)
-    binary = _fit_params(settings) if here else None
-    measured = None
-    if binary is not None:
-        draft = models.drafter.source if models.drafter else None
-        measured = measure.measure(binary, models.target.source, draft, to_flags(settings))
-    if measured is None:
+    try:
+        measured = _ask_engine(models, settings)
+    except DflashError as error:
         if wanted:
-            why = (
-                "this build does not print it" if binary else "no build" if here else "the files are not here"
-            )
-            raise DflashError(f"the engine cannot be asked: {why}", hint="dflashcpp build, or --no-engine")
+            raise
+        return lines, [f"planned by formulas, the engine could not be asked: {error.message}"]
+    if measured is None and wanted:
+        raise DflashError(
+            "the engine cannot be asked: it needs a patched build for this device and both files here",
+            hint="dflashcpp build, or --no-engine",
+        )
+    if measured is None:
         return lines, []
     return measure.with_engine(lines, measured), measure.disagreements(lines, measured)
+
+
+def _ask_engine(models: _Models, settings: Settings) -> measure.Measured | None:
+    """The engine's numbers; None without a build for this, or where a file is not here."""
+    files = [model.source for model in (models.target, models.drafter) if model is not None]
+    if not all(sources.is_gguf(file) and Path(file).is_file() for file in files):
+        return None
+    binary = _fit_params(settings)
+    if binary is None:
+        return None
+    draft = models.drafter.source if models.drafter else None
+    return measure.measure(binary, models.target.source, draft, to_flags(settings))
 
 
 def _fit_params(settings: Settings) -> Path | None:

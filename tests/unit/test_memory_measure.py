@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from dflashcpp.errors import DflashError
+from dflashcpp.memory import plan, prepare
 from dflashcpp.memory.lines import Line
 from dflashcpp.memory.measure import Measured, disagreements, measure, parse, with_engine
 from dflashcpp.memory.settings import Settings, from_flags, to_flags
+from tests.support.sparse_models import TINY, write_target
 
 MIB = 1 << 20
 
@@ -109,3 +111,28 @@ def test_settings_survive_the_way_to_flags_and_back() -> None:
     )  # fmt: skip
     assert from_flags(to_flags(settings)) == (settings, [])
     assert from_flags(to_flags(Settings())) == (Settings(), [])
+
+
+def test_an_engine_that_fails_is_a_warning_unless_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = write_target(tmp_path / "t.gguf", TINY)
+    broken = _engine(tmp_path, "sys.stderr.write('0.1 E it broke'); sys.exit(1)")
+    monkeypatch.setattr(prepare, "_fit_params", lambda _: broken)
+    made = plan(target=target, flags=("-c", "512"), with_savings=False)
+    assert any("it broke" in text for text in made.warnings)
+    assert all(line.origin != "engine" for line in made.lines)
+    with pytest.raises(DflashError, match="it broke"):
+        plan(target=target, flags=("-c", "512"), engine=True)
+
+
+def test_the_plan_takes_the_engines_figures_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = write_target(tmp_path / "t.gguf", TINY)
+    answer = json.dumps({"target": [_row("Host", 1, 1, 77)], "draft": [], "n_ctx": 512})
+    monkeypatch.setattr(prepare, "_fit_params", lambda _: _engine(tmp_path, f"print({answer!r})"))
+    made = plan(target=target, flags=("-c", "512"), with_savings=False)
+    line = next(line for line in made.lines if line.kind == "compute")
+    assert (line.mib, line.origin) == (77, "engine")
+    assert any("target model on the host" in text for text in made.warnings)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dflashcpp.errors import DflashError
-from dflashcpp.progress import SILENT, Progress
+from dflashcpp.progress import SILENT, Progress, Task
 from dflashcpp.server import supervise
 from dflashcpp.server.flags import Given
 from dflashcpp.server.launch import Launch
@@ -43,20 +43,26 @@ def start(launch: Launch, *, restart: bool = False, progress: Progress = SILENT)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin:
         process.stdin.write(order.encode())
-    with progress.task("starting in the background") as task:
-        while not answer.exists():
-            if process.poll() is not None and not answer.exists():
-                raise DflashError(
-                    f"the background process ended: {last_line(folder / 'supervisor.log')}",
-                    hint=f"its log: {folder / 'supervisor.log'}",
-                )
-            task.note(last_line(folder / "server.log"))
-            time.sleep(0.05)
+    try:
+        with progress.task("starting in the background") as task:
+            _wait(process, answer, folder, task)
+    except BaseException:
+        process.terminate()  # it ends its child
+        raise
     told = json.loads(answer.read_text())
     answer.unlink(missing_ok=True)
     if "error" in told:
         raise DflashError(told["error"], hint=told["hint"])
     return dict(told)
+
+
+def _wait(process: subprocess.Popen[bytes], answer: Path, folder: Path, task: Task) -> None:
+    while not answer.exists():
+        if process.poll() is not None and not answer.exists():
+            log = folder / "supervisor.log"
+            raise DflashError(f"the background process ended: {last_line(log)}", hint=f"its log: {log}")
+        task.note(last_line(folder / "server.log"))
+        time.sleep(0.05)
 
 
 def _plain(launch: Launch) -> dict[str, Any]:

@@ -195,10 +195,14 @@ class LlamaServer:
     def start(self) -> LlamaServer:
         """Start, wait until ready, prove drafting. Raises DflashError; the child is ended then."""
         self.stopped = False
-        return self.start_again()
+        try:
+            return self.start_again()
+        except BaseException:
+            self.pidfile.unlink(missing_ok=True)
+            raise
 
     def start_again(self) -> LlamaServer:
-        """The same after the child ended by itself; a server that was stopped stays `stopped`."""
+        """The same after the child ended by itself: it stays noted, and `stopped` if it was stopped."""
         check_port(self.launch.host, self.launch.port)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         logs.rotate(self.log)
@@ -211,8 +215,6 @@ class LlamaServer:
             self._note(ready=True)
         except BaseException:
             child.stop()
-            if self.supervisor is None:  # one that is looked after stays noted while it is started again
-                self.pidfile.unlink(missing_ok=True)
             raise
         return self
 

@@ -237,3 +237,23 @@ def test_pull_dry_run_names_sources_and_sizes(cli: Cli) -> None:
         in done.stdout
     )
     assert json.loads(cli("pairs", "--json").stdout)["pairs"][1]["name"] == "muse-glimmer-30b"
+
+
+def test_interrupting_a_start_in_the_background_leaves_nothing_behind(
+    cli: Cli, tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
+    program = fake.make(tmp_path / "slow", health=[503] * 10000, starts=str(tmp_path / "starts"))
+    process = cli.start("serve", "--build", program, "-m", pair[0], "--port", "0", "--detach")
+    servers = tmp_path / "a cache" / "state" / "servers"
+    until = time.monotonic() + 20
+    while not list(servers.glob("*/server.json")) and time.monotonic() < until:
+        time.sleep(0.05)
+    child = Identity(**json.loads(next(servers.glob("*/server.json")).read_text())["process"])
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    until = time.monotonic() + 15
+    while Identity.of(child.pid) is not None and time.monotonic() < until:
+        time.sleep(0.05)
+    assert Identity.of(child.pid) is None
+    assert "no server of ours runs" in cli("status").stdout

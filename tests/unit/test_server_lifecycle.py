@@ -137,6 +137,7 @@ def test_a_frozen_server_is_silence_too(made: Made) -> None:
 )
 def test_a_server_that_dies_while_loading_is_explained(made: Made, plan: dict[str, Any], text: str) -> None:
     server = made(**plan)
+    server.supervisor = Identity.of_this()
     with pytest.raises(DflashError, match=text) as caught:
         server.start()
     assert str(server.log) in str(caught.value.hint)

@@ -8,7 +8,6 @@ header (`Drafter.from_gguf`). Tap numbers are those of the GGUF: the layer of th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -172,6 +171,34 @@ class Drafter:
         return _Reader(header).drafter()
 
 
+def whole_number(header: Header, key: str, *, least: int = 0, default: int | None = None) -> int | None:
+    """The whole number at `key`; `default` when it is not there.
+
+    Raises DflashError naming file and key for anything else than a number from `least` to 2^31 - 1.
+    """
+    value = header.get(key, None)
+    if value is None:
+        return default
+    if type(value) is not int or not least <= value < 1 << 31:
+        raise DflashError(
+            f"{header.source}: {key} must be a whole number from {least}, it is {str(value)[:60]}"
+        )
+    return value
+
+
+def real_number(header: Header, key: str) -> float | None:
+    """The finite number at `key`, None when it is not there; DflashError for anything else."""
+    value = header.get(key, None)
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise DflashError(f"{header.source}: {key} must be a number, it is {str(value)[:60]}")
+    return float(value)
+
+
+_MAX_LAYERS = 512  # llama.cpp LLAMA_MAX_LAYERS
+
+
 class _Reader:
     """Reads the `dflash.*` keys of one GGUF (llama.cpp `src/models/dflash.cpp`, `load_arch_hparams`)."""
 
@@ -184,44 +211,63 @@ class _Reader:
                 hint="pass the drafter's GGUF; `dflashcpp inspect FILE` says what a file is",
             )
 
-    def need(self, key: str) -> Any:
-        return self.header.get(f"dflash.{key}")
+    def size(self, key: str) -> int:
+        """A number of at least 1 that must be there."""
+        value = whole_number(self.header, f"dflash.{key}", least=1)
+        return int(self.header.get(f"dflash.{key}")) if value is None else value
 
-    def maybe(self, key: str) -> Any:
-        return self.header.get(f"dflash.{key}", None)
+    def maybe(self, key: str) -> int | None:
+        return whole_number(self.header, f"dflash.{key}")
+
+    def real(self, key: str) -> float | None:
+        return real_number(self.header, f"dflash.{key}")
+
+    def must(self, key: str) -> float:
+        value = self.real(key)
+        return float(self.header.get(f"dflash.{key}")) if value is None else value
 
     def drafter(self) -> Drafter:
         tensors = self.header.tensors
-        hidden, heads = int(self.need("embedding_length")), int(self.need("attention.head_count"))
-        layers = int(self.need("block_count"))
-        head_dim = int(self.maybe("attention.key_length") or hidden // max(heads, 1))
-        sliding = self._sliding(layers)
+        hidden, heads, layers = (
+            self.size(key) for key in ("embedding_length", "attention.head_count", "block_count")
+        )
+        if layers > _MAX_LAYERS:
+            raise DflashError(
+                f"{self.header.source}: dflash.block_count is {layers}, more than {_MAX_LAYERS}"
+            )
+        head_dim = self.maybe("attention.key_length") or hidden // heads
         return Drafter(
             version=2 if "selector_hidden.weight" in tensors else 1,
             layers=layers,
             hidden=hidden,
-            ffn=int(self.need("feed_forward_length")),
+            ffn=self.size("feed_forward_length"),
             heads=heads,
-            kv_heads=int(self.maybe("attention.head_count_kv") or heads),
+            kv_heads=self.maybe("attention.head_count_kv") or heads,
             head_dim=head_dim,
-            taps=tuple(int(tap) for tap in self.need("target_layers")),
+            taps=tuple(self._numbers("target_layers")),
             block_size=self._block_size(),
             mask_token_id=self._mask(),
-            rms_eps=float(self.need("attention.layer_norm_rms_epsilon")),
+            rms_eps=self.must("attention.layer_norm_rms_epsilon"),
             rope=self._rope(head_dim),
-            context=int(self.need("context_length")),
-            sliding=sliding,
+            context=self.size("context_length"),
+            sliding=self._sliding(layers),
             causal=self._causal(layers),
-            window=int(self.maybe("attention.sliding_window") or 0) or None,
+            window=self.maybe("attention.sliding_window") or None,
             **self._version2(),
             **self._scales(),
             **self._vocabulary(),
             sinks="blk.0.attn_sinks.weight" in tensors,
-            target_layers=self.header.get("dflashcpp.target.block_count", None),
+            target_layers=whole_number(self.header, "dflashcpp.target.block_count"),
         )
 
+    def _numbers(self, key: str) -> list[int]:
+        values = self.header.get(f"dflash.{key}")
+        if not isinstance(values, list) or not values or any(type(value) is not int for value in values):
+            raise DflashError(f"{self.header.source}: dflash.{key} must be a list of whole numbers")
+        return values
+
     def _block_size(self) -> int:
-        size = int(self.maybe("block_size") or 0)
+        size = self.maybe("block_size") or 0
         if size < 2:
             raise DflashError(
                 f"{self.header.source}: dflash.block_size is {size or 'missing'}; it must be at least 2",
@@ -230,81 +276,83 @@ class _Reader:
         return size
 
     def _mask(self) -> int:
-        mask = self.header.get("tokenizer.ggml.mask_token_id", None)
+        mask = whole_number(self.header, "tokenizer.ggml.mask_token_id")
         if mask is None:
             raise DflashError(
                 f"{self.header.source} has no tokenizer.ggml.mask_token_id: no draft would ever be accepted",
                 hint="convert the checkpoint again with `dflashcpp convert`",
             )
-        return int(mask)
+        return mask
 
     def _sliding(self, layers: int) -> tuple[bool, ...]:
         if not self.maybe("attention.sliding_window"):
             return (False,) * layers
-        return self._per_layer(
-            "attention.sliding_window_pattern", self.need("attention.sliding_window_pattern"), layers
-        )
+        return self._per_layer("attention.sliding_window_pattern", layers)
 
     def _causal(self, layers: int) -> tuple[bool, ...]:
-        own = self.maybe("attention.causal_pattern")
-        if own is not None:
-            return self._per_layer("attention.causal_pattern", own, layers)
-        return (bool(self.maybe("attention.causal")),) * layers
+        if "dflash.attention.causal_pattern" in self.header.kv:
+            return self._per_layer("attention.causal_pattern", layers)
+        return (bool(self.header.get("dflash.attention.causal", False)),) * layers
 
-    def _per_layer(self, key: str, values: Any, layers: int) -> tuple[bool, ...]:
-        if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != layers:
+    def _per_layer(self, key: str, layers: int) -> tuple[bool, ...]:
+        values = self.header.get(f"dflash.{key}")
+        if not isinstance(values, list) or len(values) != layers:
             raise DflashError(f"{self.header.source}: dflash.{key} must list {layers} values, one a layer")
         return tuple(bool(value) for value in values)
 
     def _rope(self, head_dim: int) -> Rope:
-        kind = str(self.maybe("rope.scaling.type") or "default")
-        kind = "default" if kind == "none" else kind
-        factor = float(self.maybe("rope.scaling.factor") or 1.0)
-        dims = int(self.maybe("rope.dimension_count") or head_dim)
-        sections = self.maybe("rope.dimension_sections")
-        scale = self.maybe("rope.scaling.attn_factor")
-        rope = {
-            "theta": float(self.need("rope.freq_base")),
-            "type": kind,
+        kind = str(self.header.get("dflash.rope.scaling.type", "default"))
+        factor = self.real("rope.scaling.factor") or 1.0
+        dims = self.maybe("rope.dimension_count") or head_dim
+        scale = self.real("rope.scaling.attn_factor")
+        rope: dict[str, Any] = {
+            "theta": self.must("rope.freq_base"),
+            "type": "default" if kind == "none" else kind,
             "factor": factor,
             "original_context": self.maybe("rope.scaling.original_context_length"),
-            "beta_fast": float(self.maybe("rope.scaling.yarn_beta_fast") or 32.0),
-            "beta_slow": float(self.maybe("rope.scaling.yarn_beta_slow") or 1.0),
+            "beta_fast": self.real("rope.scaling.yarn_beta_fast") or 32.0,
+            "beta_slow": self.real("rope.scaling.yarn_beta_slow") or 1.0,
             "attn_factor": None if scale is None else scale * yarn_magnitude(factor),
             "dims": None if dims == head_dim else dims,
-            "sections": None if sections is None else tuple(int(part) for part in sections),
+            "sections": self._sections(),
         }
         return Rope(**{**rope, **self._llama3()})
+
+    def _sections(self) -> tuple[int, ...] | None:
+        if "dflash.rope.dimension_sections" not in self.header.kv:
+            return None
+        return tuple(self._numbers("rope.dimension_sections"))
 
     def _llama3(self) -> dict[str, Any]:
         """llama.cpp keeps llama3's scaling as a tensor only; our own keys keep the numbers."""
         if "rope_freqs.weight" not in self.header.tensors:
             return {}
-        own = {
-            name: self.header.get(f"dflashcpp.rope.{name}", None)
-            for name in ("factor", "original_context", "low_freq_factor", "high_freq_factor")
+        own: dict[str, Any] = {
+            name: real_number(self.header, f"dflashcpp.rope.{name}")
+            for name in ("factor", "low_freq_factor", "high_freq_factor")
         }
+        own["original_context"] = whole_number(self.header, "dflashcpp.rope.original_context")
         return {"type": "llama3", **{name: value for name, value in own.items() if value is not None}}
 
     def _version2(self) -> dict[str, Any]:
         if "selector_hidden.weight" not in self.header.tensors:
             return {}
         return {
-            "conv_kernel": int(self.need("conv_kernel_size")),
-            "conv_group": int(self.need("conv_group_size")),
-            "selector_rank": int(self.need("selector_rank")),
-            "selector_top_k": int(self.need("selector_top_k")),
+            "conv_kernel": self.size("conv_kernel_size"),
+            "conv_group": self.size("conv_group_size"),
+            "selector_rank": self.size("selector_rank"),
+            "selector_top_k": self.size("selector_top_k"),
         }
 
     def _scales(self) -> dict[str, Any]:
-        softcap = self.maybe("final_logit_softcapping")
+        softcap = self.real("final_logit_softcapping")
         return {
-            "logit_scale": self.maybe("logit_scale") or None,
+            "logit_scale": self.real("logit_scale") or None,
             "softcap": softcap if softcap and softcap > 0 else None,
-            "embedding_scale": self.maybe("embedding_scale") or None,
-            "attention_scale": self.maybe("attention.scale") or None,
-            "value_scale": self.maybe("attention.value_scale") or None,
-            "activation": str(self.maybe("hidden_activation") or "silu"),
+            "embedding_scale": self.real("embedding_scale") or None,
+            "attention_scale": self.real("attention.scale") or None,
+            "value_scale": self.real("attention.value_scale") or None,
+            "activation": str(self.header.get("dflash.hidden_activation", "silu")),
         }
 
     def _vocabulary(self) -> dict[str, Any]:

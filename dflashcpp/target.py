@@ -12,11 +12,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dflashcpp.drafter import Drafter, Rope
+from dflashcpp.drafter import Drafter, Rope, real_number, whole_number
 from dflashcpp.errors import DflashError
 from dflashcpp.gguf_file import Header, Kv, ValueType, read_header
 from dflashcpp.knowledge import table
 
+_BESIDE_TOKENS = {
+    "tokenizer.ggml.token_type": {ValueType.INT32, ValueType.UINT32},
+    "tokenizer.ggml.scores": {ValueType.FLOAT32},
+}
 _UNUSED = 5  # token type of padding: gguf.TokenType.UNUSED
 
 
@@ -53,31 +57,50 @@ class Target:
             raise DflashError(
                 f"{header.source} has no tokenizer.ggml.tokens", hint="take a complete GGUF of the target"
             )
-        hidden = int(header.get(f"{arch}.embedding_length"))
+        _check_tokenizer(header, tokens)
+        hidden, layers = (_size(header, f"{arch}.{key}") for key in ("embedding_length", "block_count"))
         return cls(
             source=header.source,
             architecture=arch,
             name=header.get("general.name", None),
-            layers=int(header.get(f"{arch}.block_count"))
-            - int(header.get(f"{arch}.nextn_predict_layers", 0)),
+            layers=layers - (whole_number(header, f"{arch}.nextn_predict_layers") or 0),
             hidden=hidden,
             vocab=_embedding_rows(header, arch),
             tokens=tokens.count,
             tokenizer=tokenizer,
             mrope=f"{arch}.rope.dimension_sections" in header.kv,
             embedding_scale=_embedding_scale(header, arch, hidden),
-            logit_scale=header.get(f"{arch}.logit_scale", None),
-            softcap=header.get(f"{arch}.final_logit_softcapping", None),
+            logit_scale=real_number(header, f"{arch}.logit_scale"),
+            softcap=real_number(header, f"{arch}.final_logit_softcapping"),
             repo=header.get("general.base_model.0.repo_url", None),
         )
+
+
+def _size(header: Header, key: str) -> int:
+    value = whole_number(header, key, least=1)
+    return int(header.get(key)) if value is None else value
+
+
+def _check_tokenizer(header: Header, tokens: Kv) -> None:
+    """The lists that run beside the tokens must be lists and as long as they."""
+    if tokens.element_type != ValueType.STRING:
+        raise DflashError(
+            f"{header.source}: tokenizer.ggml.tokens is {tokens.type_name}, not a list of texts"
+        )
+    for key, kinds in _BESIDE_TOKENS.items():
+        found = header.kv.get(key)
+        if found is not None and (found.element_type not in kinds or found.count != tokens.count):
+            raise DflashError(
+                f"{header.source}: {key} is {found.count} {found.type_name}, there are {tokens.count} tokens",
+                hint="the file is damaged; take another GGUF of the target",
+            )
 
 
 def _embedding_rows(header: Header, arch: str) -> int | None:
     info = header.tensors.get("token_embd.weight")
     if info is not None and len(info.ne) > 1:
         return info.ne[1]
-    said = header.get(f"{arch}.vocab_size", None)
-    return int(said) if said else None
+    return whole_number(header, f"{arch}.vocab_size") or None
 
 
 def _embedding_scale(header: Header, arch: str, hidden: int) -> float | None:
@@ -86,7 +109,7 @@ def _embedding_scale(header: Header, arch: str, hidden: int) -> float | None:
         return None
     if arch in known["scaled_embedding"]:
         return math.sqrt(hidden)
-    return header.get(f"{arch}.embedding_scale", None)
+    return real_number(header, f"{arch}.embedding_scale")
 
 
 def read_target(path: str | Path, *, token: str | None = None) -> Target:

@@ -139,7 +139,7 @@ exec 3<&-
 wait "$body"
 status=$?
 kill "$leash" 2>/dev/null
-printf '\\n%s %s\\n' '{mark} end' "$status"
+printf '%s %s\\n' '{mark} end' "$status"
 exit 0
 }}
 dflashcpp_all

@@ -212,7 +212,7 @@ class _Session:
     def _read(self, process: subprocess.Popen[bytes], sink: Sink) -> int | None:
         """Hand on what stands between the marks; the status in the end mark, None when it never came."""
         assert process.stdout is not None
-        begin, end = f"{self.mark} begin\n".encode(), f"\n{self.mark} end ".encode()
+        begin, end = f"{self.mark} begin\n".encode(), f"{self.mark} end ".encode()
         buffer, begun = b"", False
         while piece := process.stdout.read1(1 << 16):  # type: ignore[attr-defined]
             buffer += piece
@@ -241,9 +241,11 @@ class _Session:
 
 
 def _held_back(buffer: bytes, end: bytes) -> int:
-    """How many of the last bytes may be the beginning of `end`."""
-    start = buffer.rfind(b"\n", max(0, len(buffer) - len(end)))
-    return len(buffer) - start if start >= 0 and end.startswith(buffer[start:]) else 0
+    """How many of the last bytes may be the beginning of `end`; the most that may."""
+    start = buffer.find(end[:1], max(0, len(buffer) - len(end)))
+    while start >= 0 and not end.startswith(buffer[start:]):
+        start = buffer.find(end[:1], start + 1)
+    return len(buffer) - start if start >= 0 else 0
 
 
 def _status(rest: bytes, process: subprocess.Popen[bytes]) -> int | None:

@@ -223,6 +223,7 @@ class RemoteServer:
         self._stream: server.LogStream | None = None
         self._log_lock = threading.Lock()
         self._tunnelled = False
+        self._partial = b""
 
     @property
     def url(self) -> str:
@@ -271,8 +272,9 @@ class RemoteServer:
         with self._log_lock, self.log.open("ab") as log:
             log.write(piece)
         if self._on_log:
-            for line in piece.decode("utf-8", errors="replace").splitlines():
-                self._on_log(line)
+            *lines, self._partial = (self._partial + piece).split(b"\n")
+            for line in lines:
+                self._on_log(line.decode("utf-8", errors="replace"))
 
     def _prove(self) -> None:
         client = self.client(retries=0)

@@ -128,6 +128,15 @@ def test_any_bytes_pass_through_in_order(far: Host, own_script: Callable[[str], 
     assert b"".join(pieces) == b"".join(b"\n\ndflashcpp-%d end 0\n\0" % i for i in range(300))
 
 
+def test_an_end_mark_that_arrives_in_pieces_is_never_passed_on() -> None:
+    end = b"dflashcpp-d0dd end "
+    for text in (b"", b"some d", b"dflashcpp-d0dd en", b"\n"):
+        for count in range(len(end)):
+            held = host._held_back(text + end[:count], end)
+            assert held >= count and end.startswith((text + end[:count])[len(text) + count - held :])
+    assert host._held_back(b"line\n", end) == 0
+
+
 def test_a_script_that_hangs_ends_with_our_patience(far: Host, own_script: Callable[[str], str]) -> None:
     with pytest.raises(DflashError, match="did not answer within 1 s"):
         far.run(own_script("exec sleep 4711.25"), timeout=1.0)

@@ -61,7 +61,7 @@ def test_any_login_shell_over_there_will_do(shell: str) -> None:
     script = command.script_argv(Ssh("far"))[-1]
     text = command.script_text("printf '%s\\n' \"$@\"", nasty, "mark")
     done = subprocess.run([*started, script], input=text, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["mark begin", *nasty, "", "mark end 0"]
+    assert done.stdout.splitlines() == ["mark begin", *nasty, "mark end 0"]
 
 
 def test_the_dflashcpp_over_there_builds_the_server(far: Host, fake: FakeSsh) -> None:

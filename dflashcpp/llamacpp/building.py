@@ -12,15 +12,16 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflashcpp import paths
 from dflashcpp.errors import DflashError
 from dflashcpp.llamacpp import builds, ninja, toolchain
+from dflashcpp.llamacpp.bases import find_base
 from dflashcpp.llamacpp.builds import Build
 from dflashcpp.llamacpp.git import ObjectStore
-from dflashcpp.llamacpp.patches import Plan, plan
+from dflashcpp.llamacpp.patches import Plan, has_series, plan
 from dflashcpp.llamacpp.recipe import DEFAULT_TARGETS, Recipe, Request, complete, request
 from dflashcpp.llamacpp.source import cached, check_source, obtain, scratch_folder
 from dflashcpp.llamacpp.tree import StoreTree, sync
@@ -65,7 +66,12 @@ def build(
     """
     wanted = request(base, backend, patched=patches)
     names = tuple(dict.fromkeys(targets or DEFAULT_TARGETS))
-    checked_jobs = toolchain.job_count(jobs)
+    return _build(wanted, names, source, toolchain.job_count(jobs), progress)
+
+
+def _build(
+    wanted: Request, names: tuple[str, ...], source: Path | None, jobs: int, progress: Progress
+) -> Build:
     found = builds.find_for(wanted, names)
     if found and source is None:
         return found
@@ -74,13 +80,20 @@ def build(
         found = builds.find_for(wanted, names)
         if found and source is None:
             return found
-        return _Job(recipe, names, work, checked_jobs, progress).run(source)
+        return _Job(recipe, names, work, jobs, progress).run(source)
 
 
 def build_ggml_base(progress: Progress = SILENT) -> Path:
-    """The path of libggml-base, from any finished build, else compiled now (this target alone is quick)."""
-    found = builds.find_build() or builds.find_build(patched=False, targets=_GGML_TARGETS)
-    return (found or build(patches=False, targets=_GGML_TARGETS, progress=progress)).libggml
+    """The path of libggml-base, from any finished build, else compiled now (this target alone is quick).
+
+    It is compiled apart, so that nobody waits for a whole llama.cpp, and with the patches of the
+    default base: the bytes are llama.cpp's, some types come sooner.
+    """
+    found = builds.find_build() or builds.find_build(patched=False)
+    if found is None:
+        wanted = replace(request(None, "cpu", patched=has_series(find_base(None))), part="ggml")
+        found = _build(wanted, _GGML_TARGETS, None, toolchain.job_count(None), progress)
+    return found.libggml
 
 
 def intent(

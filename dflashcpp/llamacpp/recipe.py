@@ -28,6 +28,7 @@ class Request:
     base: Base
     backend: str
     series: Series | None
+    part: str = ""  # a build of only a part of llama.cpp has folders of its own and waits for no other
 
     @property
     def version_string(self) -> str:
@@ -37,7 +38,8 @@ class Request:
     @property
     def name(self) -> str:
         """Names the folders of this kind of build."""
-        return f"{self.base.tag}-{self.backend}" + ("" if self.series else "-pristine")
+        kind = f"{self.base.tag}-{self.backend}" + ("" if self.series else "-pristine")
+        return f"{kind}-{self.part}" if self.part else kind
 
     def inputs(self) -> dict[str, Any]:
         """All that decides what the binaries are, the tools aside."""

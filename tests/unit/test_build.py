@@ -422,3 +422,12 @@ def _wait_for(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < until, f"{path.name} did not come"
         time.sleep(0.05)
+
+
+def test_ggml_base_waits_for_no_other_build(stand_in: StandIn, own_cache: Path) -> None:
+    from filelock import FileLock
+
+    (own_cache / "work").mkdir(parents=True)
+    locks = [FileLock(own_cache / "work" / f"abc1234-cpu{kind}.lock") for kind in ("", "-pristine")]
+    with locks[0], locks[1]:
+        assert llamacpp.build_ggml_base().is_file()

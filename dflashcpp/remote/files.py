@@ -22,6 +22,7 @@ from dflashcpp.remote.tunnel import backoff
 
 _BLOCK = 1 << 20
 _TRIES_WITHOUT_PROGRESS = 5
+_SMALL_SECONDS = 600
 _HEADER_STEPS = (1 << 20, 8 << 20, 64 << 20, 256 << 20)
 _WRITE = 'exec dd of="$1" bs=1048576 seek="$2" conv=notrunc'
 _READ = 'exec head -c "$2" <"$1"'
@@ -201,32 +202,26 @@ def header_copy(host: Host, file: RemoteFile) -> Iterator[Path]:
 
 
 def _first_bytes(host: Host, path: str, count: int) -> bytes:
-    argv = command.data_argv(host.ssh, _READ, [path, str(count)])
-    try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=600)
-    except subprocess.TimeoutExpired:
-        raise DflashError(f"{host.name} did not send the header of {path} within 600 s") from None
-    except OSError as error:
-        raise no_ssh(argv[0], error) from None
-    lines = done.stderr.decode("utf-8", errors="replace").splitlines()
-    if done.returncode == 255:
-        raise FaultError(faults.of_exit(lines, 255, host=host.name, connected=True))
-    if done.returncode != 0:
-        raise DflashError(f"{host.name}:{path} cannot be read: {lines[-1] if lines else done.returncode}")
-    return done.stdout
+    return _small(host, _READ, [path, str(count)], b"", f"{path} cannot be read")
 
 
 def write_small(host: Host, path: str, data: bytes, script: str) -> None:
     """Write a few bytes over there by a one-line `script` that reads stdin and gets the path."""
-    argv = command.data_argv(host.ssh, script, [path])
+    _small(host, script, [path], data, f"{path} cannot be written")
+
+
+def _small(host: Host, script: str, arguments: list[str], data: bytes, failed: str) -> bytes:
+    """Run a one-line script that takes and gives a moderate amount of data; what it gave."""
+    argv = command.data_argv(host.ssh, script, arguments)
     try:
-        done = subprocess.run(argv, input=data, capture_output=True, timeout=90)
+        done = subprocess.run(argv, input=data, capture_output=True, timeout=_SMALL_SECONDS)
     except subprocess.TimeoutExpired:
-        raise DflashError(f"{host.name} did not take {path} within 90 s") from None
+        raise DflashError(f"{host.name}: {failed}: no end within {_SMALL_SECONDS} s") from None
     except OSError as error:
         raise no_ssh(argv[0], error) from None
     lines = done.stderr.decode("utf-8", errors="replace").splitlines()
     if done.returncode == 255:
         raise FaultError(faults.of_exit(lines, 255, host=host.name, connected=True))
     if done.returncode != 0:
-        raise DflashError(f"{host.name}:{path} cannot be written: {lines[-1] if lines else done.returncode}")
+        raise DflashError(f"{host.name}: {failed}: {lines[-1] if lines else f'status {done.returncode}'}")
+    return done.stdout

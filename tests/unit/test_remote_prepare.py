@@ -14,7 +14,7 @@ import pytest
 
 from dflashcpp import pairs
 from dflashcpp.errors import DflashError
-from dflashcpp.remote import building, command, engine, models
+from dflashcpp.remote import building, command, engine, files, models, serving
 from dflashcpp.remote.command import Ssh
 from dflashcpp.remote.host import Host
 from dflashcpp.remote.models import Store
@@ -150,6 +150,15 @@ def test_a_named_file_is_pushed_only_when_asked(far: Host, fake: FakeSsh, tmp_pa
     assert found == pushed
     with pytest.raises(DflashError, match="far has no"):
         Store(far, far.facts()).named("nothing.gguf", "-m")
+
+
+def test_an_api_key_goes_over_unseen_and_readable_for_the_user_alone(far: Host, fake: FakeSsh) -> None:
+    place = fake.home / "state" / "9001.key"
+    files.write_small(far, str(place), b"hunter2\n", serving._WRITE_SECRET)
+    assert place.read_bytes() == b"hunter2\n" and place.stat().st_mode & 0o077 == 0
+    assert "hunter2" not in json.dumps(fake.calls())
+    with pytest.raises(DflashError, match="cannot be written"):
+        files.write_small(far, str(fake.home), b"x", serving._WRITE_SECRET)
 
 
 def test_nothing_of_a_build_is_left_when_we_are_ended(far: Host, fake: FakeSsh) -> None:

@@ -34,4 +34,21 @@ inline uint32_t draft_ubatch(uint32_t n_wanted, uint32_t n_ubatch_tgt, uint32_t 
     return uint32_t(std::min<uint64_t>(std::max<uint64_t>({ n_inject, n_blocks, 1 }), UINT32_MAX));
 }
 
+// Tokens of the draft cache over all slots: `wanted` (0: as many as the target's), never more than the
+// target's, never less than one injection pass and one block for every slot.
+inline uint32_t draft_context(uint32_t wanted, uint32_t n_ctx_tgt, uint32_t n_parallel, uint32_t n_ubatch, uint32_t n_block) {
+    if (wanted == 0) {
+        return n_ctx_tgt;
+    }
+    const uint64_t least = uint64_t(std::max(n_parallel, 1u)) * (uint64_t(n_ubatch) + n_block);
+    return uint32_t(std::min<uint64_t>(n_ctx_tgt, std::max<uint64_t>(wanted, least)));
+}
+
+// First position that a sequence keeps in a bounded draft cache of `n_cells` cells, so that rows up to
+// `pos_last` and a block behind them find room: the oldest go, whether they are one or a prompt.
+inline int32_t draft_keep_from(int32_t pos_last, uint32_t n_cells, uint32_t n_block) {
+    const int64_t first = int64_t(pos_last) + 1 + n_block - n_cells;
+    return int32_t(std::max<int64_t>(first, 0));
+}
+
 } // namespace dflashcpp

@@ -54,7 +54,7 @@ def drafters(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int
 def prompts() -> list[str]:
     """Held-out questions in the target's chat form."""
     path = knowledge.folder("models") / "smollm2-135m-dflash2" / "held-out-prompts.json"
-    found = [text for texts in json.loads(path.read_text()).values() for text in texts]
+    found = [text for _, text in json.loads(path.read_text())]
     return [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in found]
 
 

@@ -29,6 +29,6 @@ def test_the_sources_pass_their_own_tests_under_sanitizers(name: str, tmp_path: 
     assert ran.returncode == 0, ran.stderr
 
 
-def test_every_header_has_a_test() -> None:
-    headers = {path.stem for path in SOURCES.glob("*.h")}
+def test_every_header_that_needs_no_llama_cpp_has_a_test() -> None:
+    headers = {path.stem for path in SOURCES.glob("*.h") if '"../common/' not in path.read_text()}
     assert headers == {name.removesuffix("-test.cpp") for name in TESTS}

@@ -24,5 +24,18 @@ int main() {
     CHECK(draft_ubatch(0, 512, 0, 0) == DEFAULT_INJECT_ROWS);
     CHECK(draft_ubatch(0, 0, 0, 0) == 1);
     CHECK(draft_ubatch(0, 512, UINT32_MAX, UINT32_MAX) == UINT32_MAX);
+
+    CHECK(draft_context(0, 4096, 1, 128, 5) == 4096);
+    CHECK(draft_context(1024, 4096, 1, 128, 5) == 1024);
+    CHECK(draft_context(8192, 4096, 1, 128, 5) == 4096);
+    CHECK(draft_context(1, 4096, 4, 128, 5) == 4 * 133); // every slot injects and drafts
+    CHECK(draft_context(1, 100, 4, 128, 5) == 100);
+
+    // 256 cells, a block of 5: positions 0 .. 250 and the block fill it, the next row drops position 0
+    CHECK(draft_keep_from(0, 256, 5) == 0);
+    CHECK(draft_keep_from(250, 256, 5) == 0);
+    CHECK(draft_keep_from(251, 256, 5) == 1);
+    CHECK(draft_keep_from(1000, 256, 5) == 750);
+    CHECK(draft_keep_from(INT32_MAX - 1, 256, 5) == INT32_MAX - 251);
     return failures();
 }

@@ -43,7 +43,12 @@ docs-check: .venv/installed
 	$(PY) docs/generate.py --check
 
 bench: .venv/installed-test
-	$(PY) benchmarks/run.py
+	$(PY) -m dflashcpp build
+	$(PY) -m dflashcpp build --no-patches
+	$(PY) -m benchmarks.draft_buffer
+	$(PY) -m benchmarks.memory
+	$(PY) -m benchmarks.soak --seconds 300
+	@echo "benchmarks/convert.py needs 15 GB and a Python with transformers; its first lines say how to run it"
 
 wheel: .venv/installed-test
 	$(PY) -m build --wheel

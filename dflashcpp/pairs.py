@@ -409,20 +409,19 @@ def drafter_place(pair: Pair, source: Path, target: Path, type_: str, progress: 
 
 
 def _converter() -> str:
-    """A digest of everything that decides what the converter writes."""
+    """A digest of everything that decides what the converter writes: its tables, and the package's code.
+
+    All modules of the package count, not only those known to be imported: a converter that was
+    changed must never leave an old file in use, a needless conversion costs a second.
+    """
     digest = hashlib.sha256()
     package = Path(__file__).parent
-    parts = [package / "conversion.py", package / "drafter.py"]
-    for folder in (
-        package / "checkpoint",
-        package / "quantize",
-        package / "gguf_file",
-        knowledge.folder("convert"),
-    ):
-        parts += sorted(folder.rglob("*.py")) + sorted(folder.rglob("*.toml"))
+    folders = (package, package / "checkpoint", package / "quantize", package / "gguf_file")
+    parts = [part for folder in folders for part in sorted(folder.glob("*.py"))]
+    parts += sorted(knowledge.folder("convert").glob("*.toml"))
     for part in parts:
         digest.update(part.name.encode())
-        digest.update(part.read_bytes() if part.is_file() else b"")
+        digest.update(part.read_bytes())
     return digest.hexdigest()
 
 

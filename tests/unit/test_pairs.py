@@ -279,3 +279,18 @@ def test_the_hubs_refusals_are_told_apart(
     with pytest.raises(DflashError, match=text) as caught:
         hub.download("a/b", "x.gguf", revision="main")
     assert hint in str(caught.value.hint)
+
+
+def test_every_module_that_a_conversion_loads_counts_as_the_converter() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, dflashcpp.conversion, dflashcpp.streaming, dflashcpp.target_search, dflashcpp.quantize,"
+        "dflashcpp.gguf_file, dflashcpp.metadata;"
+        "print(*sorted(m.__file__ for n, m in sys.modules.items() if n.startswith('dflashcpp')), sep='\\n')"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    package = Path(pairs.__file__).parent
+    folders = {package, package / "checkpoint", package / "quantize", package / "gguf_file"}
+    assert {Path(line).parent for line in loaded.stdout.split("\n") if line} <= folders

@@ -100,7 +100,7 @@ def _index_of(folder: Path, file_name: str | None) -> Path | None:
 
 def _weight_map(index: Path) -> dict[str, str]:
     found = read_object(index).get("weight_map")
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+    if not found or not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
         raise DflashError(f"{index} has no weight_map from tensor to file name")
     outside = [name for name in found.values() if PurePosixPath(name).name != name or name in {"", ".", ".."}]
     if outside:

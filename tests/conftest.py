@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+# before torch is imported: its threads only get in the way of tiny matrices and of each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from dflashcpp import knowledge, llamacpp, pairs
 from dflashcpp.progress import Progress
 from tests.support import stand_in as stand_in_llama

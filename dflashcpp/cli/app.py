@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 import sys
 from typing import Annotated
@@ -47,6 +46,8 @@ app = typer.Typer(
 
 def _show_version(value: bool) -> None:
     if value:
+        import importlib.metadata
+
         Output().text(f"dflashcpp {importlib.metadata.version('dflashcpp')}")
         raise typer.Exit
 
@@ -79,6 +80,7 @@ def run(arguments: list[str]) -> int:
     register()
     arguments = arguments or ["--help"]
     before, _, _ = "\0".join(arguments).partition("\0--\0")
+    Output.answered = False
     output = Output(as_json="--json" in before.split("\0"))
     try:
         return app(arguments, standalone_mode=False) or 0

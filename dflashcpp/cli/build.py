@@ -5,13 +5,15 @@ from __future__ import annotations
 import shlex
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflashcpp import llamacpp
 from dflashcpp.cli._options import DryRunOption, JsonOption
 from dflashcpp.cli._output import Output
+
+if TYPE_CHECKING:
+    from dflashcpp import llamacpp
 
 
 class Backend(StrEnum):
@@ -47,6 +49,8 @@ def build(
     as_json: JsonOption = False,
 ) -> None:
     """Fetch, patch and compile llama.cpp. What is in the cache and up to date is not built again."""
+    from dflashcpp import llamacpp
+
     output = Output(as_json=as_json)
     wanted: dict[str, Any] = {
         "base": base,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dflashcpp.cli._options import JsonOption
 from dflashcpp.cli._output import Output
-from dflashcpp.inspection import Inspection
+
+if TYPE_CHECKING:
+    from dflashcpp.inspection import Inspection
 
 
 def inspect(

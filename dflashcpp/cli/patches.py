@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dflashcpp.cli._options import JsonOption
 from dflashcpp.cli._output import Output
-from dflashcpp.llamacpp.bases import find_base
-from dflashcpp.llamacpp.validation import SeriesReport, report
+
+if TYPE_CHECKING:
+    from dflashcpp.llamacpp.validation import SeriesReport
 
 
 def patches(
@@ -24,6 +25,9 @@ def patches(
     as_json: JsonOption = False,
 ) -> None:
     """List the llama.cpp bases and our patches on each; --check validates them without building."""
+    from dflashcpp.llamacpp.bases import find_base
+    from dflashcpp.llamacpp.validation import report
+
     output = Output(as_json=as_json)
     chosen = (find_base(base),) if base else None
     reports = report(chosen, check=check, progress=output.progress())

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dflashcpp.checkpoint import weights
-from dflashcpp.checkpoint.config import Config
+from dflashcpp.checkpoint.config import Config, as_kind
 from dflashcpp.checkpoint.files import Files, locate
 from dflashcpp.checkpoint.flavour import Flavour, architectures, recognise
 from dflashcpp.checkpoint.fp8 import scale_layout
@@ -148,14 +148,21 @@ def open_checkpoint(
     flavour = recognise(settings, files.tensors)
     where = str(files.weights[0] if len(files.weights) == 1 else files.folder)
     placed = place(files.tensors, where)
-    warnings = list(files.warnings)
+    warnings = [*files.warnings, *_unread(settings)]
     features = _features(placed, settings, where, warnings)
     layers = _layers(placed, settings)
     check_complete(placed, layers, features, where)
     sizes = {**measure(placed, settings, features), "layers": layers}
     reader = Settings(settings, flavour, sizes, features)
     drafter = reader.drafter()
+    settings.check_overrides()
     return Checkpoint(files, settings, flavour, drafter, placed, warnings + reader.warnings)
+
+
+def _unread(config: Config) -> list[str]:
+    return [
+        f"{config.source}: {key} is not known to dflashcpp and changes nothing" for key in config.unknown()
+    ]
 
 
 def _mask_embedding(folder: Path, drafter: Drafter) -> np.ndarray | None:
@@ -184,7 +191,7 @@ def _config_path(files: Files) -> Path:
 def _layers(placed: Placed, config: Config) -> int:
     """How many layers: the larger of what the tensors and the config say, so that missing ones are named."""
     found = config.found(["transformer_layer_config.num_hidden_layers", "num_hidden_layers"])
-    said = found[0][1] if found and type(found[0][1]) is int else 0
+    said = as_kind(found[0][1], "int", f"{config.source}: {found[0][0]}") if found else 0
     there = placed.layers()
     if found and 0 < said < there:
         raise DflashError(

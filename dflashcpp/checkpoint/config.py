@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +21,13 @@ def lookup(config: Mapping[str, Any], path: str) -> Any:
     return value
 
 
+def _with(values: Any, parts: list[str], value: Any) -> dict[str, Any]:
+    """A copy of `values` with `value` at the path `parts`."""
+    found = dict(values) if isinstance(values, Mapping) else {}
+    found[parts[0]] = _with(found.get(parts[0]), parts[1:], value) if parts[1:] else value
+    return found
+
+
 class Config:
     """One config.json with the user's overrides on top.
 
@@ -34,11 +41,16 @@ class Config:
         self.values = values
         self.source = source
         self.overrides = dict(overrides or {})
+        for path, value in self.overrides.items():
+            self.values = _with(self.values, path.split("."), value)
         self._rows = {row["field"]: row for row in table("convert/metadata.toml")["setting"]}
+        self._asked: set[str] = set()
+        self._check_groups()
 
     def at(self, path: str) -> Any:
         """The value at one place, an override first; None when it is not there."""
-        return self.overrides[path] if path in self.overrides else lookup(self.values, path)
+        self._asked.add(path)
+        return lookup(self.values, path)
 
     def found(self, paths: list[str]) -> list[tuple[str, Any]]:
         """The places of `paths` that say something; only the overridden ones when there are any."""
@@ -80,11 +92,47 @@ class Config:
             or f"take the config.json that belongs to these weights, or pass --set {paths[-1]}=VALUE",
         )
 
+    def unknown(self) -> list[str]:
+        """Keys of `dflash_config` that nothing reads: new ones, or misspelt."""
+        group = lookup(self.values, "dflash_config") or {}
+        known = self._known()
+        return [f"dflash_config.{key}" for key in group if f"dflash_config.{key}" not in known]
+
+    def check_overrides(self) -> None:
+        """Raise DflashError for an override that nothing reads: a misspelt one would change nothing."""
+        known = self._known()
+        for path in self.overrides:
+            if path in known or any(path.startswith(f"{group}.") for group in self._asked):
+                continue
+            near = difflib.get_close_matches(path, known, 3, 0.6)
+            raise DflashError(
+                f"--set {path}: no setting of a drafter has that name",
+                hint=f"close to it: {', '.join(near)}" if near else "the names are those of config.json",
+            )
+
+    def _known(self) -> set[str]:
+        rows = [*self._rows.values(), *table("convert/metadata.toml")["shape"]]
+        named = {path for row in rows for path in row["paths"]}
+        return self._asked | named | set(table("convert/metadata.toml")["ignored"])
+
+    def _check_groups(self) -> None:
+        """What should be an object and is not would be overlooked with all that is meant by it."""
+        for group in table("convert/metadata.toml")["groups"]:
+            value = self.values.get(group)
+            if value is not None and not isinstance(value, Mapping):
+                raise DflashError(
+                    f"{self.source}: {group} must be an object, it is {json.dumps(value)[:80]}",
+                    hint="take the config.json that belongs to these weights",
+                )
+
     def _checked(self, path: str, value: Any, row: Mapping[str, Any]) -> Any:
-        value = as_kind(value, row["kind"], f"{self.source}: {path}")
+        hint = f"correct it, or pass --set {path}=VALUE"
+        value = as_kind(value, row["kind"], f"{self.source}: {path}", hint)
         least = row.get("min")
         if least is not None and (value < least or (row["kind"] == "float" and value <= least)):
-            raise DflashError(f"{self.source}: {path} is {value}; it must be {_bound(row)} {least}")
+            raise DflashError(
+                f"{self.source}: {path} is {value}; it must be {_bound(row)} {least}", hint=hint
+            )
         return value
 
 
@@ -96,21 +144,30 @@ def _or(paths: list[str]) -> str:
     return f" (or {' or '.join(paths)})" if paths else ""
 
 
-def as_kind(value: Any, kind: str, what: str) -> Any:
-    """`value` as int, float, bool, text or ints; DflashError naming `what` when it is none."""
-    if kind == "int" and type(value) is int and abs(value) < 1 << 40:
+def as_kind(value: Any, kind: str, what: str, hint: str | None = None) -> Any:
+    """`value` as int, float, bool, text or ints; DflashError naming `what` when it is none.
+
+    Whole numbers must fit 32 bits and numbers a 32-bit float: so GGUF stores them.
+    """
+    if kind == "int" and type(value) is int and abs(value) < 1 << 31:
         return value
-    if kind == "float" and type(value) in (int, float) and abs(value) < 1e30 and math.isfinite(value):
+    if kind == "float" and type(value) in (int, float) and (value == 0 or 1e-37 < abs(value) < 1e30):
         return float(value)
     if kind == "bool" and isinstance(value, bool):
         return value
     if kind == "text" and isinstance(value, str):
         return value
     if kind == "ints" and isinstance(value, list) and len(value) <= 1024:
-        return [as_kind(item, "int", f"an entry of {what}") for item in value]
-    words = {"int": "a whole number", "float": "a number", "bool": "true or false", "text": "a text"}
+        return [as_kind(item, "int", f"an entry of {what}", hint) for item in value]
+    words = {
+        "int": "a whole number below 2^31",
+        "float": "a number that a 32-bit float can hold",
+        "bool": "true or false",
+        "text": "a text",
+    }
     raise DflashError(
-        f"{what} must be {words.get(kind, 'a list of whole numbers')}, it is {json.dumps(value)[:80]}"
+        f"{what} must be {words.get(kind, 'a list of whole numbers')}, it is {json.dumps(value)[:80]}",
+        hint=hint,
     )
 
 

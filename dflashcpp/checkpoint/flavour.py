@@ -26,8 +26,9 @@ class Flavour:
 
 
 def architectures(config: Config) -> list[str]:
-    """The texts in `architectures`; an empty list when there are none."""
+    """The texts in `architectures` (a list, or one text); an empty list when there are none."""
     found = config.at("architectures")
+    found = [found] if isinstance(found, str) else found
     return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
 
@@ -65,10 +66,28 @@ def refuse(config: Config, tensors: Mapping[str, RawTensor]) -> None:
     for row in table("convert/flavours.toml")["refused"]:
         why = _refused_by(row, config, tensors)
         if why:
+            article = "an" if row["name"][0] in "AEIOU" else "a"
             raise DflashError(
-                f"{config.source} belongs to a {row['name']} checkpoint ({why}): {row['reason']}",
+                f"{config.source} belongs to {article} {row['name']} checkpoint ({why}): {row['reason']}",
                 hint=row["instead"],
             )
+    _refuse_unknown_kind(config)
+
+
+def _refuse_unknown_kind(config: Config) -> None:
+    """Keys that name the kind of drafter: a value nobody knows may mean another computation."""
+    for row in table("convert/flavours.toml")["kind"]:
+        value = config.at(row["path"])
+        if value is not None and _lower(value) not in row["plain"]:
+            raise DflashError(
+                f"{config.source}: {row['path']} is {str(value)[:60]!r}, a kind of drafter that dflashcpp "
+                f"does not know (plain DFlash: {', '.join(row['plain'])} or nothing)",
+                hint=f"if it is a plain DFlash drafter all the same: --set {row['path']}=null",
+            )
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
 
 
 def _refused_by(row: Mapping[str, Any], config: Config, tensors: Mapping[str, RawTensor]) -> str | None:
@@ -76,7 +95,7 @@ def _refused_by(row: Mapping[str, Any], config: Config, tensors: Mapping[str, Ra
         if name in row.get("architectures", []):
             return f"architectures says {name}"
     for path, values in row.get("config", {}).items():
-        if config.at(path) in values:
+        if _lower(config.at(path)) in [_lower(value) for value in values]:
             return f"{path} is {config.at(path)}"
     patterns = [re.compile(pattern) for pattern in row.get("tensors", [])]
     return next((f"tensor {name}" for name in tensors if any(p.search(name) for p in patterns)), None)

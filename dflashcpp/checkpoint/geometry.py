@@ -27,7 +27,8 @@ def measure(placed: Placed, config: Config, features: frozenset[str]) -> dict[st
     if wrong:
         by_config = _complete({**sizes, **said}, said)
         wrong_by_config = misshapen(placed, by_config)
-        raise _misshapen(wrong_by_config if 0 < len(wrong_by_config) <= len(wrong) else wrong, config)
+        fewer = wrong_by_config if 0 < len(wrong_by_config) <= len(wrong) else wrong
+        raise _misshapen(fewer, _where(placed), config)
     for field, size in said.items():
         if sizes[field] != size:
             row = next(row for row in rows if row["field"] == field)
@@ -37,6 +38,12 @@ def measure(placed: Placed, config: Config, features: frozenset[str]) -> dict[st
                 hint="config.json and weights belong to different checkpoints",
             )
     return sizes
+
+
+def _where(placed: Placed) -> str:
+    """The weight file, or the folder when there are several."""
+    files = {tensor.file for tensor in placed.tensors.values()}
+    return str(files.pop() if len(files) == 1 else files.pop().parent)
 
 
 def _said(config: Config, row: Mapping[str, Any]) -> int | None:
@@ -115,9 +122,9 @@ def _product(entry: str, sizes: Mapping[str, int]) -> int:
     )
 
 
-def _misshapen(wrong: list[str], config: Config) -> DflashError:
+def _misshapen(wrong: list[str], where: str, config: Config) -> DflashError:
     count = "1 tensor has a wrong shape" if len(wrong) == 1 else f"{len(wrong)} tensors have wrong shapes"
     return DflashError(
-        f"{count}: {'; '.join(wrong[:6])}{f' and {len(wrong) - 6} more' if len(wrong) > 6 else ''}",
+        f"{where}: {count}: {'; '.join(wrong[:6])}{f' and {len(wrong) - 6} more' if len(wrong) > 6 else ''}",
         hint=f"weights and {config.source} do not belong together, or a tensor was stored transposed",
     )

@@ -9,6 +9,7 @@ from typing import Any
 from dflashcpp.errors import DflashError
 
 _MAX_BYTES = 32 << 20
+_AGAIN = "download it again"
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -29,15 +30,15 @@ def read_object(path: Path) -> dict[str, Any]:
 def parse_object(raw: bytes, what: str) -> dict[str, Any]:
     """`raw` as a JSON object; `what` names it in the error."""
     try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_duplicates)
+        value = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_without_duplicates)
     except RecursionError:
         raise DflashError(f"{what} is nested too deeply to be JSON of a checkpoint") from None
     except _Duplicate as error:
         raise DflashError(f"{what} says {error.args[0][:100]!r} twice", hint="keep one of them") from None
     except ValueError as error:
-        raise DflashError(f"{what} is not JSON: {str(error)[:160]}") from None
+        raise DflashError(f"{what} is not JSON: {str(error)[:160]}", hint=_AGAIN) from None
     if not isinstance(value, dict):
-        raise DflashError(f"{what} is no JSON object")
+        raise DflashError(f"{what} is no JSON object", hint=_AGAIN)
     return value
 
 

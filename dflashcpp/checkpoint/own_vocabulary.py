@@ -30,6 +30,7 @@ def vocabulary_features(placed: Placed, config: Config, dflash2: bool, warnings:
     found = {_EMBEDDING: "own_embedding", _HEAD: "own_head", _MAP: "reduced_vocab"}
     features = {feature for name, feature in found.items() if name in placed.tensors}
     _check(placed, config, dflash2)
+    _check_head(placed, config)
     return features | ({"own_head"} if "reduced_vocab" in features else set())
 
 
@@ -59,6 +60,18 @@ def _check(placed: Placed, config: Config, dflash2: bool) -> None:
             "but there is no tensor d2t that says which ones",
             hint="the checkpoint is incomplete; download it again",
         )
+
+
+def _check_head(placed: Placed, config: Config) -> None:
+    """A head without d2t must have a row for every token: row i is taken for token i."""
+    head, vocab = placed.tensors.get(_HEAD), config.get("vocab")
+    if head is None or _MAP in placed.tensors or vocab is None or not head.shape or head.shape[0] == vocab:
+        return
+    raise DflashError(
+        f"{head.file}: {head.name} is {list(head.shape)}, but {config.source} says {vocab} tokens, "
+        "and there is no tensor d2t that says which of them the rows are",
+        hint="config.json and weights belong to different checkpoints, or the checkpoint is incomplete",
+    )
 
 
 def draft_to_target(reader: Reader, raw: RawTensor, vocab: int) -> np.ndarray:

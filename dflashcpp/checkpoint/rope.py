@@ -25,7 +25,8 @@ def read_rope(config: Config, flavour: Flavour, head_dim: int, warnings: list[st
             f"{config.source} carries the target's mrope_section; a drafter's positions have one dimension, "
             "so it is not used (M-RoPE targets get their sections from the target)"
         )
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    _check_local_base(config, theta, warnings)
+    kind = _kind(config, parameters)
     if kind in ("default", "mrope"):
         return Rope(theta=theta, dims=dims)
     readers = {"linear": _linear, "yarn": _yarn, "llama3": _llama3}
@@ -37,8 +38,71 @@ def read_rope(config: Config, flavour: Flavour, head_dim: int, warnings: list[st
     return Rope(theta=theta, type=kind, dims=dims, **readers[kind](_Group(config, parameters), warnings))
 
 
+def _kind(config: Config, parameters: Mapping[str, Any]) -> Any:
+    """The rope type; what says nothing but scales all the same, or says two things, is an error."""
+    said = [parameters[key] for key in ("rope_type", "type") if parameters.get(key) is not None]
+    if len(said) == 2 and said[0] != said[1]:
+        raise DflashError(
+            f"{config.source}: the rope settings say rope_type {str(said[0])[:40]!r} "
+            f"but type {str(said[1])[:40]!r}",
+            hint="correct it, or take the config.json that belongs to these weights",
+        )
+    if not said and parameters.get("factor") is not None:
+        raise DflashError(
+            f"{config.source}: the rope settings have a factor ({str(parameters['factor'])[:40]}) but no "
+            "rope_type that says how it is meant",
+            hint="known: default, linear, yarn, llama3; for example --set rope_scaling.rope_type=linear",
+        )
+    return said[0] if said else "default"
+
+
+def _check_local_base(config: Config, theta: float, warnings: list[str]) -> None:
+    """Gemma's second theta, for sliding layers: a drafter's class has one."""
+    found = config.found([f"{inside}rope_local_base_freq" for inside in _INSIDE])
+    if found and found[0][1] != theta:
+        warnings.append(
+            f"{config.source}: {found[0][0]} is taken for a leak of the target's config: all layers of a "
+            f"drafter rotate by rope_theta ({theta:g})"
+        )
+
+
 def _parameters(config: Config) -> dict[str, Any]:
-    """The one group of rope settings; of per-layer-type groups the one both share."""
+    """The group of rope settings that says most; DflashError when two disagree (thetas: see `_theta`)."""
+    groups = _groups(config)
+    scaling = [group for group in groups if _scaling(group[1])]
+    for place, group in scaling[1:]:
+        if _scaling(group) != _scaling(scaling[0][1]):
+            raise _disagree(config, scaling[0][0], place)
+    spoken = [place for place, group in groups if _type(group) == "default"]
+    if scaling and spoken:
+        raise _disagree(config, spoken[0], scaling[0][0])
+    found = scaling or groups
+    return found[0][1] if found else {}
+
+
+def _scaling(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What a group says beyond theta; empty for the default rope."""
+    kind = _type(group)
+    if kind in (None, "default", "mrope") and group.get("factor") is None:
+        return {}
+    same = {key: value for key, value in group.items() if key not in ("rope_theta", "type", "rope_type")}
+    return {**same, "rope_type": kind}
+
+
+def _type(group: Mapping[str, Any]) -> Any:
+    return group.get("rope_type") or group.get("type")
+
+
+def _disagree(config: Config, one: str, other: str) -> DflashError:
+    return DflashError(
+        f"{config.source}: {one} and {other} say different things about the rope",
+        hint=f"say which one is right by taking the other out: --set {other}=null",
+    )
+
+
+def _groups(config: Config) -> list[tuple[str, dict[str, Any]]]:
+    """Place and content of every group there is; of per-layer-type groups the one both share."""
+    groups = []
     for inside in _INSIDE:
         for group in _GROUPS:
             found = config.at(inside + group)
@@ -52,10 +116,11 @@ def _parameters(config: Config) -> dict[str, Any]:
             if len(nested) == 2 and nested[0] != nested[1]:
                 raise DflashError(
                     f"{config.source}: {inside}{group} gives full and sliding layers different positions; "
-                    "llama.cpp's DFlash has one rope for all"
+                    "llama.cpp's DFlash has one rope for all",
+                    hint="there is no way to convert this drafter without loss",
                 )
-            return dict(nested[0]) if nested else dict(found)
-    return {}
+            groups.append((f"{inside}{group}", dict(nested[0]) if nested else dict(found)))
+    return groups
 
 
 def _theta(config: Config) -> float:
@@ -159,9 +224,16 @@ def _yarn(group: _Group, warnings: list[str]) -> dict[str, Any]:
 
 
 def _llama3(group: _Group, warnings: list[str]) -> dict[str, Any]:
+    low, high = group.number("low_freq_factor"), group.number("high_freq_factor")
+    if high <= low:
+        raise DflashError(
+            f"{group.config.source}: high_freq_factor {high:g} of the rope scaling must be above "
+            f"low_freq_factor {low:g}",
+            hint="take the config.json of these weights",
+        )
     return {
         "factor": group.number("factor"),
         "original_context": group.number("original_max_position_embeddings", "int"),
-        "low_freq_factor": group.number("low_freq_factor"),
-        "high_freq_factor": group.number("high_freq_factor"),
+        "low_freq_factor": low,
+        "high_freq_factor": high,
     }

@@ -55,9 +55,9 @@ class Settings:
             conv_group=sizes.get("conv_group"),
             selector_rank=sizes.get("selector_rank"),
             selector_top_k=get("selector_top_k") if two else None,
-            logit_scale=self._logit_scale(),
+            logit_scale=get("logit_scale"),
             softcap=self._positive("softcap"),
-            embedding_scale=self._positive("embedding_scale"),
+            embedding_scale=get("embedding_scale"),
             value_scale=get("value_scale"),
             activation=self._activation(),
             sinks="sinks" in self.features,
@@ -80,10 +80,28 @@ class Settings:
                 "which llama.cpp's plain DFlash does not do",
                 hint="only drafters with sample_from_anchor false can be converted",
             )
-        if config.get("sinks") and "sinks" not in self.features:
+        self._check_sinks()
+        hidden = config.get("target_hidden")
+        if hidden is not None and hidden != self.sizes["hidden"]:
+            raise DflashError(
+                f"{config.source}: {config.place('target_hidden')} is {hidden}, the drafter's hidden size is "
+                f"{self.sizes['hidden']}; llama.cpp's DFlash needs the same in both",
+                hint="look for a drafter of the same target whose hidden size is the target's",
+            )
+
+    def _check_sinks(self) -> None:
+        config, there = self.config, "sinks" in self.features
+        said = config.get("sinks")
+        if said and not there:
             raise DflashError(
                 f"{config.source}: {config.place('sinks')} is true, but no layer has a tensor of sinks",
                 hint="the checkpoint is incomplete; download it again",
+            )
+        if there and said is False:
+            raise DflashError(
+                f"{config.source}: {config.place('sinks')} is false, but layers have sinks, which llama.cpp "
+                "would use",
+                hint=f"if they are to be used: --set {config.place('sinks')}=true",
             )
 
     def _check_version2(self, block_size: int) -> None:
@@ -93,8 +111,9 @@ class Settings:
             raise self.config.missing("selector_top_k")
         if sizes["hidden"] < top_k * (top_k + 1):
             raise DflashError(
-                f"hidden size {sizes['hidden']} is too small for selector_top_k {top_k}: llama.cpp passes "
-                f"candidates and scores in one hidden row, {top_k * (top_k + 1)} numbers",
+                f"{self.config.source}: hidden size {sizes['hidden']} is too small for selector_top_k "
+                f"{top_k}: llama.cpp passes candidates and scores in one hidden row, "
+                f"{top_k * (top_k + 1)} numbers",
                 hint=f"--set {self.config.place('selector_top_k')}=N takes fewer candidates",
             )
         if sizes["conv_kernel"] > block_size:
@@ -107,7 +126,8 @@ class Settings:
         config = self.config
         ids, aux = config.get("target_layer_ids"), config.get("aux_layer_ids")
         if ids is None and aux is None:
-            raise config.missing("target_layer_ids", hint=self._taps_hint())
+            field = "aux_layer_ids" if self.flavour.name.startswith("speculators") else "target_layer_ids"
+            raise config.missing(field, hint=self._taps_hint(field))
         if ids is not None and aux is not None and [number + 1 for number in ids] != aux:
             raise DflashError(
                 f"{config.source}: {config.place('target_layer_ids')} {ids} and "
@@ -135,28 +155,23 @@ class Settings:
             )
         if len(set(taps)) != len(taps):
             self.warnings.append(f"{shown} names a layer twice")
-        if field == "aux_layer_ids" and layers and list(taps) == published_taps(layers, len(taps)):
-            self.warnings.append(
-                f"{shown} looks like z-lab's numbering, one lower than this key means; if acceptance is "
-                f"poor, convert with --set target_layer_ids={list(taps)} --set {config.place(field)}=null"
-            )
+        if field == "aux_layer_ids" and layers:
+            self.warnings += numbering_warnings(config, taps, layers)
 
-    def _taps_hint(self) -> str:
+    def _taps_hint(self, field: str) -> str:
         layers = self.config.get("target_layers")
-        text = "take the config.json of these weights, or pass --set target_layer_ids=[...]"
-        if layers is None:
+        key = "aux_hidden_state_layer_ids" if field == "aux_layer_ids" else field
+        text = f"take the config.json of these weights, or pass --set {key}=[...]"
+        if layers is None or field == "aux_layer_ids":
             return text
         guess = published_taps(layers, self.sizes["taps"])
         return f"{text} (z-lab's formula would give {guess}, but it is wrong for most published drafters)"
 
     def _mask(self, vocab: int | None) -> int:
-        named = self.config.at("mask_token")
-        if self.config.get("mask_token_id", needed=not named) is None:
-            raise self.config.missing(
-                "mask_token_id",
-                hint=f"it names the mask token {str(named)[:60]!r}; pass --set mask_token_id=ITS-NUMBER",
-            )
-        mask = self.config.get("mask_token_id")
+        named = self.config.get("mask_token")
+        mask = self.config.get("mask_token_id", needed=not named)
+        if mask is None:
+            raise UnnumberedMask(self.config, named)
         if vocab is not None and mask >= vocab:
             raise DflashError(
                 f"{self.config.source}: {self.config.place('mask_token_id')} is {mask}, but there are only "
@@ -176,8 +191,8 @@ class Settings:
         window = window if window is not None else config.get("window") or config.get("swa_window")
         if window is None or window <= 0:
             raise DflashError(
-                f"{config.source} makes {sum(sliding)} layers slide but gives no window "
-                f"({config.place('window')} is {window})",
+                f"{config.source} makes {sum(sliding)} layers slide but gives no window above 0 "
+                f"({config.place('window')} is {config.get('window')})",
                 hint="take the config.json of these weights, or pass --set sliding_window=N",
             )
         return sliding, int(window)
@@ -247,14 +262,6 @@ class Settings:
             )
         return text
 
-    def _logit_scale(self) -> float | None:
-        scale = self.config.get("logit_scale")
-        if scale is not None and scale <= 0:
-            raise DflashError(
-                f"{self.config.source}: {self.config.place('logit_scale')} is {scale}, it must be above 0"
-            )
-        return scale
-
     def _positive(self, field: str) -> float | None:
         value = self.config.get(field)
         return value if value is not None and value > 0 else None
@@ -264,9 +271,34 @@ class Settings:
         if said not in _ACTIVATIONS:
             raise DflashError(
                 f"{self.config.source}: {self.config.place('activation')} is {said!r}; "
-                "llama.cpp's DFlash has silu and gelu"
+                "llama.cpp's DFlash has silu and gelu",
+                hint="there is no way to convert this drafter without loss",
             )
         return _ACTIVATIONS[said]
+
+
+class UnnumberedMask(DflashError):
+    """The config gives the mask token's text only: its number is for a target's tokenizer to say."""
+
+    def __init__(self, config: Config, text: str) -> None:
+        wanted = config.missing(
+            "mask_token_id",
+            hint=f"it names the mask token {text[:60]!r}: give the target with --target, whose tokenizer "
+            "knows its number, or pass --set mask_token_id=NUMBER",
+        )
+        super().__init__(wanted.message, hint=wanted.hint)
+        self.text = text
+
+
+def numbering_warnings(config: Config, taps: tuple[int, ...], layers: int) -> list[str]:
+    """A word of warning when speculators' numbers, layer inputs, are those of z-lab's formula for outputs."""
+    place = config.place("aux_layer_ids")
+    if config.get("aux_layer_ids") is None or list(taps) != published_taps(layers, len(taps)):
+        return []
+    return [
+        f"{config.source}: {place} {list(taps)} looks like z-lab's numbering, one lower than this key means; "
+        f"if acceptance is poor, convert with --set target_layer_ids={list(taps)} --set {place}=null"
+    ]
 
 
 def published_taps(target_layers: int, count: int) -> list[int]:

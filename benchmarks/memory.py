@@ -30,7 +30,7 @@ from tests.support.sparse_models import Shape, write_drafter
 
 GGUF_PARSER = "gguf-parser 0.13.8 says of itself: within about 100 MiB; it knows no DFlash drafter"
 FLAGS = ("--no-warmup", "--no-repack", "-t", "1", "-lv", "4", "--port", "0")
-KINDS = ("weights", "kv", "kv_swa", "recurrent", "compute")
+KINDS = ("weights", "kv", "kv_swa", "recurrent", "compute", "output")
 _PROJECTED = re.compile(r"projected to use (\d+) MiB of host memory")
 
 

@@ -126,7 +126,7 @@ def run(
     progress.say("with the drafter")
     with _server(target, drafter, options, n_max) as server:
         drafted = _ask_all(server, questions, progress)
-        memory = server.memory
+        memory = server.memory.engine if server.memory else None
         version = str(server.client().props().get("build_info", ""))
         binary = server.launch.binary
         n_max = min(n_max, server.launch.depth or n_max)

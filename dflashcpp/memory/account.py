@@ -16,6 +16,7 @@ from dflashcpp.memory.engine import EngineMemory, LogReader
 from dflashcpp.memory.planning import Plan
 
 MIB = 1 << 20
+FIRST_TOLD = 64.0
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,17 @@ class Watch:
     """
 
     def __init__(
-        self, pid: int, seconds: float = 5.0, keep: int = 512, look: Callable[[int], Sample | None] = sample
+        self,
+        pid: int,
+        seconds: float = 5.0,
+        keep: int = 512,
+        look: Callable[[int], Sample | None] | None = None,
     ) -> None:
-        self._pid, self._seconds, self._keep, self._look = pid, seconds, keep, look
+        self._pid, self._seconds, self._keep, self._look = pid, seconds, keep, look or sample
         self._samples: list[Sample] = []
         self._stride = self._count = 0
         self._peak: Sample | None = None
+        self._telling = FIRST_TOLD
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
@@ -91,10 +97,24 @@ class Watch:
         self._thread.start()
         return self
 
-    def stop(self) -> None:
+    def stop(self) -> bool:
+        """End watching; False when it was ended before."""
+        first = not self._over.is_set()
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(timeout=2 * self._seconds + 1)
+        return first
+
+    def growth_note(self) -> str | None:
+        """One sentence when memory grew by more than was told before (first 64 MiB, then twice as much)."""
+        grown = growth(self.samples)
+        if grown is None or grown.grown < self._telling:
+            return None
+        self._telling = 2 * grown.grown
+        return (
+            f"its memory grew by {grown.grown:.0f} MiB since the start "
+            f"({grown.first:.0f} MiB then, {grown.peak:.0f} MiB at most)"
+        )
 
     @property
     def samples(self) -> tuple[Sample, ...]:
@@ -145,10 +165,18 @@ class Account:
 
     @property
     def residual(self) -> float | None:
-        """What the device holds beyond llama.cpp's buffers; None where the device does not tell."""
-        if not self.samples or self.samples[-1].device is None:
-            return None
-        return self.samples[-1].device - self.engine.mib(host=False)
+        """What the device held at most beyond llama.cpp's buffers; None where the device does not tell."""
+        held = [one.device for one in self.samples if one.device is not None]
+        return max(held) - self.engine.mib(host=False) if held else None
+
+    @property
+    def growth(self) -> Growth | None:
+        """How the process grew from the first sample on; None without samples."""
+        return growth(self.samples)
+
+    def mib(self, context: str | None = None, kind: str | None = None, *, host: bool | None = None) -> float:
+        """MiB of the engine's buffers that match, as `EngineMemory.mib`."""
+        return self.engine.mib(context, kind, host=host)
 
     def rows(self) -> list[tuple[str, str, float | None, float | None]]:
         """(context, kind, planned, engine) MiB; None where one of them says nothing."""
@@ -171,9 +199,10 @@ class Account:
         return ["context", "memory", "planned", "engine", "process"], body
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`: lines, totals, growth."""
-        grown = growth(self.samples)
+        """For `--json`: the engine's buffers by context and kind, then the three side by side, growth."""
+        grown = self.growth
         return {
+            **self.engine.as_dict(),
             "lines": [
                 {"context": context, "kind": kind, "planned": plan, "engine": engine}
                 for context, kind, plan, engine in self.rows()
@@ -184,8 +213,12 @@ class Account:
             "residual": None if self.residual is None else round(self.residual, 2),
             "growth": None
             if grown is None
-            else {"first": grown.first, "peak": grown.peak, "last": grown.last},
+            else {"first": _round(grown.first), "peak": _round(grown.peak), "last": _round(grown.last)},
         }
+
+
+def _round(mib: float) -> float:
+    return round(mib, 2)
 
 
 def _text(mib: float | None) -> str:

@@ -14,8 +14,9 @@ constructor and `sched_reserve` (src/llama-context.cpp), `llama_kv_cache*` and `
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 CONTEXTS = ("target", "draft", "mmproj")
 KINDS = ("weights", "kv", "kv_swa", "recurrent", "compute", "output")
@@ -32,6 +33,8 @@ _KIND = {
     "output": "output",
 }
 _NODES = re.compile(r"sched_reserve: graph.*: nodes = (\d+)")
+_MIB = 1 << 20
+_CACHES = ("kv", "kv_swa", "recurrent")
 _CLIP_WEIGHTS = re.compile(r"model size: +([0-9.]+) MiB")
 
 
@@ -75,7 +78,46 @@ class EngineMemory:
 
 def is_host(device: str) -> bool:
     """Whether a buffer of this llama.cpp name (`CPU_Mapped`, `CUDA_Host`, `CUDA0` ...) is host memory."""
-    return device.startswith(("CPU", "BLAS", "AMX")) or device.endswith("_Host")
+    return device.startswith(("CPU", "BLAS", "AMX")) or device.endswith("Host")
+
+
+def with_props(log: EngineMemory, told: Mapping[str, Any] | None) -> EngineMemory:
+    """`log` with what a patched server's `GET /props` says under `memory`, bytes by context and device.
+
+    Those are the sizes now and to the byte, where the log has two digits of what was reserved. The log
+    alone tells kinds of cache apart: its rows stay where they sum up to the same, and so do the kinds
+    the answer does not have (output buffers, the mmproj). None (a server without our patches): the log.
+    """
+    rows = list(log.rows)
+    for context in ("target", "draft"):
+        for kinds, part in ((("weights",), "model"), (_CACHES, "context"), (("compute",), "compute")):
+            rows = _replaced(rows, context, kinds, _sizes(told, context, part))
+    rows.sort(key=lambda row: (CONTEXTS.index(row.context), KINDS.index(row.kind), is_host(row.device)))
+    return EngineMemory(tuple(rows))
+
+
+def _sizes(told: Mapping[str, Any] | None, context: str, part: str) -> dict[str, float] | None:
+    """MiB by device; None where the answer is not what our server says."""
+    try:
+        found = [(str(row["device"]), int(row[part]) / _MIB) for row in (told or {})[context]]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return {device: mib for device, mib in found if mib} or None
+
+
+def _replaced(
+    rows: Sequence[Row], context: str, kinds: tuple[str, ...], sizes: Mapping[str, float] | None
+) -> list[Row]:
+    mine = [row for row in rows if row.context == context and row.kind in kinds]
+    if sizes is None or (len(kinds) > 1 and _agree(mine, sum(sizes.values()))):
+        return list(rows)
+    others = [row for row in rows if row not in mine]
+    return others + [Row(context, kinds[0], device, round(mib, 4)) for device, mib in sizes.items()]
+
+
+def _agree(rows: Sequence[Row], mib: float) -> bool:
+    """Whether rows of the log, each printed to 0.01 MiB, are the same as an exact sum."""
+    return bool(rows) and abs(sum(row.mib for row in rows) - mib) <= 0.01 * len(rows)
 
 
 def parse_log(lines: Iterable[str]) -> EngineMemory:

@@ -283,27 +283,34 @@ def _draft_graphs(drafter: Model, target: Model, settings: Settings, held: Cells
     ]
 
 
-def outputs(context: str, settings: Settings, size: int, note: str = "") -> Iterator[Line]:
-    """Rows the program reads back: pinned host memory with a device, plain memory without."""
-    yield _line(context, "output", "host", size, EXACT, note=note)
+def _outputs(context: str, model: Model, settings: Settings, size: int) -> Iterator[Line]:
+    """Rows the program reads back: pinned host memory with a device, plain memory without.
+
+    A context begins with one row of logits a slot, which is what llama-server's log tells; the first
+    request makes it `size` bytes without a word in the log (output_reserve, llama-context.cpp).
+    """
+    first = 4 * model.tokens * settings.parallel
+    yield _line(context, "output", "host", first, EXACT)
+    if size > first:
+        yield _line(context, "readback", "host", size - first, EXACT, note="with the first request")
 
 
 def target_outputs(model: Model, settings: Settings, taps: int, *, drafting: bool) -> Iterator[Line]:
     """Logits of the rows of a verify step, and the tapped layers of a whole batch (output_reserve)."""
     rows = settings.parallel * (settings.block if drafting else 1)
-    size = 4 * model.tokens * max(rows, settings.parallel)
-    size += 4 * taps * model.embd * settings.batch
-    yield from outputs("target", settings, size, "with the first request")
+    size = 4 * (model.tokens * rows + taps * model.embd * settings.batch)
+    yield from _outputs("target", model, settings, size)
 
 
 def draft_outputs(drafter: Model, target: Model, settings: Settings, held: Cells) -> Iterator[Line]:
+    """A DFlash-2 block asks for no logits: its candidates come back in rows of the hidden size."""
     own = draft_settings(settings, drafter, held)
-    rows = settings.parallel * settings.block
+    rows = settings.parallel * (1 if is_v2(drafter) else own.block)
     nextn = drafter.embd * (own.batch if is_v2(drafter) else rows)
     size = 4 * (target.tokens * rows + nextn)
     if settings.draft_sampling and not is_v2(drafter):
-        size += 4 * rows * (3 * target.tokens + target.tokens + 1)
-    yield from outputs("draft", settings, size, "with the first request")
+        size += 4 * rows * (3 * target.tokens + 1)
+    yield from _outputs("draft", target, settings, size)
 
 
 def total(lines: list[Line], place: str | None = None) -> float:

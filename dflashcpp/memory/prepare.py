@@ -182,17 +182,20 @@ def _room(settings: Settings, device_memory: float | None) -> Room | None:
     found = device.gpus()
     if not found:
         return None
-    learned = _residual(found[0].uuid, found[0].driver)
+    learned = _residual(found[0].uuid, found[0].driver, settings.patched)
     room = found[0].room(learned.mib if learned else 0.0)
     return replace(room, origin=f"{room.origin}, residual learned {learned.when}") if learned else room
 
 
-def _residual(uuid: str, driver: str) -> Residual | None:
+def _residual(uuid: str, driver: str, patched: bool) -> Residual | None:
     """What an earlier run with our newest build showed this device to take beyond the buffers."""
     from dflashcpp.llamacpp import find_build
 
-    build = find_build()
-    return residuals.recall(residuals.key_of(uuid, driver, build.digest)) if build else None
+    build = find_build(patched=patched)
+    if build is None:
+        return None
+    where = residuals.build_of(build.root / "bin" / "llama-server")
+    return residuals.recall(residuals.key_of(uuid, driver, where))
 
 
 def _with_weights(lines: list[Line], models: _Models) -> list[Line]:
@@ -264,7 +267,7 @@ def _published(pair: Pair | None, models: _Models, settings: Settings) -> list[d
         drafter = _published_drafter(pair, row, version)
         bare = settings.changed(patched=False, draft_sampling=False)
         planned = planning.make_lines(models.target, drafter, bare, beside=False)
-        counted = [line for line in planned if line.kind not in ("extraction", "output")]
+        counted = [line for line in planned if line.kind not in ("extraction", "output", "readback")]
         same = int(row.get("context", 0)) == settings.context and settings.ubatch == int(row.get("ubatch", 0))
         kinds = ["target_weights"] + (["draft_compute"] if same and settings.parallel == 1 else [])
         counted = planning.with_published(

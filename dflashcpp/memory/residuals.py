@@ -31,8 +31,13 @@ class Residual:
 
 
 def key_of(uuid: str, driver: str, build: str) -> str:
-    """The key of one device, one driver and one build."""
+    """The key of one device, one driver and one build (`build_of`)."""
     return f"{uuid}|{driver}|{build}"
+
+
+def build_of(binary: Path) -> str:
+    """What stands for the build of a program: its folder, which has the build's digest in its name."""
+    return str(binary.resolve().parent)
 
 
 def remember(key: str, mib: float, *, now: float | None = None) -> None:
@@ -42,14 +47,17 @@ def remember(key: str, mib: float, *, now: float | None = None) -> None:
 
 
 def learn(residual: float | None, build: str) -> Residual | None:
-    """Keep what a run of `build` (its digest) took beyond the buffers on the first device; what was kept.
+    """Keep what a run of `build` (`build_of`) took beyond the buffers of its device; what was kept.
 
-    Nothing is kept where the device does not tell, or where the figure makes no sense (below zero).
+    Nothing is kept where the device does not tell, where the figure makes no sense (below zero), or
+    where there are several devices, since the figure is their sum.
     """
+    if residual is None or residual < 0:
+        return None
     from dflashcpp.memory.device import gpus
 
     found = gpus()
-    if residual is None or residual < 0 or not found:
+    if len(found) != 1:
         return None
     remember(key_of(found[0].uuid, found[0].driver, build), residual)
     return Residual(residual, 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +24,7 @@ from dflashcpp.server.process import Child, Identity, write_pidfile
 
 if TYPE_CHECKING:
     from dflashcpp.llamacpp import Build
-    from dflashcpp.memory.account import Account
+    from dflashcpp.memory.account import Account, Watch
     from dflashcpp.memory.engine import EngineMemory
     from dflashcpp.memory.planning import Plan
     from dflashcpp.pairs import Pair
@@ -68,8 +69,11 @@ class LlamaServer:
     `flags` are llama-server's long names with underscores (`ctx_size=4096`, `flash_attn="on"`, True for a
     switch); `extra` is passed on as it is. `port=0` takes a free one. `build`: a Build, the path of a
     llama-server, or the newest build in the cache. Entering starts it and waits until it has generated a
-    token and, with a drafter, made a draft; leaving ends it.
+    token and, with a drafter, made a draft; leaving ends it. `memory_seconds`: how often its memory is
+    looked at.
     """
+
+    memory_seconds = 5.0
 
     def __init__(
         self,
@@ -115,6 +119,7 @@ class LlamaServer:
         self._stall, self._progress = stall, progress
         self._child: Child | None = None
         self._memory: EngineMemory | None = None
+        self._samples: Watch | None = None
 
     @property
     def url(self) -> str:
@@ -147,9 +152,9 @@ class LlamaServer:
         return folder_of(self.launch.port) / "server.json"
 
     @property
-    def memory(self) -> EngineMemory | None:
-        """Buffers of target and drafter as llama-server told them; None before a start."""
-        return self._memory
+    def memory(self) -> Account | None:
+        """Memory planned, told by llama-server, and held by its process until now; None before a start."""
+        return self.account()
 
     @functools.cached_property
     def plan(self) -> Plan | None:
@@ -180,13 +185,18 @@ class LlamaServer:
         )
 
     def account(self) -> Account | None:
-        """Memory planned, told by llama-server, and held by its process; None before a start."""
+        """The same as `memory`."""
         if self._memory is None:
             return None
         from dflashcpp.memory.account import Account, sample
 
-        held = sample(self.pid)
-        return Account(self._memory, self.plan, (held,) if held else ())
+        held = sample(self._child.pid) if self._child and self.returncode is None else None
+        before = self._samples.samples if self._samples else ()
+        return Account(self._memory, self.plan, (*before, held) if held else before)
+
+    def growth_note(self) -> str | None:
+        """One sentence each time its memory grew by much since the last; None otherwise."""
+        return self._samples.growth_note() if self._samples else None
 
     def client(self, **options: Any) -> Client:
         """A Client for this server."""
@@ -230,13 +240,47 @@ class LlamaServer:
         )
         if self.launch.draft is not None:
             self.proof = readiness.prove_drafting(client, self.failure)
-        self._memory = self._read_memory()
+        self._memory = self._read_memory(client)
+        self._watch_memory()
 
-    def _read_memory(self) -> EngineMemory:
-        from dflashcpp.memory.engine import parse_log
+    def _read_memory(self, client: Client) -> EngineMemory:
+        from dflashcpp.memory.engine import parse_log, with_props
 
         with self.log.open(encoding="utf-8", errors="replace") as lines:
-            return parse_log(lines)
+            log = parse_log(lines)
+        with suppress(DflashError):  # the log is enough
+            return with_props(log, client.props().get("memory"))
+        return log
+
+    def _watch_memory(self) -> None:
+        from dflashcpp.memory.account import Watch
+
+        if self._samples is not None:
+            self._samples.stop()
+        self._samples = Watch(self.pid, self.memory_seconds).start()
+        self._learn_memory()
+
+    def _end_watching(self) -> None:
+        if self._samples is None or not self._samples.stop():
+            return
+        from dflashcpp.memory.account import growth
+
+        self._learn_memory()
+        grown = growth(self._samples.samples)
+        if grown is not None and grown.samples > 1:
+            self._progress.say(
+                f"its memory: {grown.first:.0f} MiB after the start, {grown.peak:.0f} at most, "
+                f"{grown.last:.0f} at the end"
+            )
+
+    def _learn_memory(self) -> None:
+        """Keep what the device held beyond the buffers, for the next plan."""
+        from dflashcpp.memory import residuals
+
+        account = self.account()
+        if account is not None:
+            with suppress(OSError):
+                residuals.learn(account.residual, residuals.build_of(self.launch.binary))
 
     def _note(self, *, ready: bool) -> None:
         identity = self._running().look()
@@ -264,20 +308,20 @@ class LlamaServer:
         self.stopped = True
         if self._child is None:
             return None
+        self._end_watching()
         code = self._child.stop(grace)
         self.pidfile.unlink(missing_ok=True)
         return code
 
     def report(self) -> dict[str, Any]:
         """What a start showed, as plain values: address, pid, argv, proof of drafting, memory in MiB."""
-        memory, account = self._memory, self.account()
-        headers, rows = account.table() if account else ([], [])
+        memory = self.memory
+        headers, rows = memory.table() if memory else ([], [])
         return {
             "url": self.url,
             "pid": self.pid,
             "spec_type": self.launch.spec_type,
             "memory": memory.as_dict() if memory else {},
-            "account": account.as_dict() if account else {},
             "headers": headers,
             "rows": rows,
             "proof": asdict(self.proof) if self.proof else None,

@@ -75,7 +75,7 @@ def watch(
     wait, failed = first_wait, 0
     while True:
         began = time.monotonic()
-        _until_ended(server, log_limit)
+        _until_ended(server, log_limit, say)
         if server.stopped:
             return
         reason = server.failure("while serving")
@@ -104,12 +104,15 @@ def watch(
                     ) from error
 
 
-def _until_ended(server: LlamaServer, log_limit: int) -> None:
+def _until_ended(server: LlamaServer, log_limit: int, say: Callable[[str], None]) -> None:
     looked = 0.0
     while server.returncode is None:
         time.sleep(0.1)
         if time.monotonic() - looked > 5:
             looked = time.monotonic()
+            grown = server.growth_note()
+            if grown is not None:
+                say(f"warning: {grown}")
             logs.rotate_live(server.log, limit=log_limit)
 
 

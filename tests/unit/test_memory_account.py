@@ -91,6 +91,30 @@ def _log(name: str) -> list[str]:
     return (LOGS / name).read_text().splitlines()
 
 
+def test_a_residual_is_the_most_that_was_held_beyond_the_buffers() -> None:
+    samples = tuple(Sample(float(at), 0, 0, mib) for at, mib in enumerate((160.0, 190.0, 170.0)))
+    account = Account(ENGINE, samples=samples)
+    assert account.residual == 40.0
+    assert account.as_dict()["growth"] == {"first": 160.0, "peak": 190.0, "last": 170.0}
+
+
+def test_growth_is_told_once_and_again_when_it_doubled() -> None:
+    sizes = iter((100.0, 130.0, 170.0, 180.0, 260.0))
+    watch = Watch(1, seconds=0, look=lambda _: None)
+    told = []
+    for at, mib in enumerate(sizes):
+        watch._take(Sample(float(at), 0, mib))
+        told.append(watch.growth_note())
+    assert [note is not None for note in told] == [False, False, True, False, True]
+    assert told[2] is not None and "grew by 70 MiB" in told[2]
+
+
+def test_the_json_has_the_engines_buffers_and_the_three_side_by_side() -> None:
+    data = Account(ENGINE, _plan(Line("target", "compute", "device", 90.0, "formula"))).as_dict()
+    assert data["target"] == {"compute": 100.0} and data["draft"] == {"weights": 50.0}
+    assert data["lines"][0] == {"context": "target", "kind": "compute", "planned": 90.0, "engine": 100.0}
+
+
 OOM = "0.9 E alloc_buffer: allocating 65.00 MiB on device 0: cudaMalloc failed: out of memory"
 
 

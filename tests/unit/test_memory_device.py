@@ -109,14 +109,29 @@ def test_a_process_that_grows_on_the_device_is_seen_growing(only_smi: Path) -> N
     assert grown is not None and grown.first == 8000 and grown.grown >= 200
 
 
+@pytest.mark.parametrize("patched", [True, False])
 def test_what_a_run_took_beyond_the_buffers_is_used_by_the_next_plan_with_its_age(
-    only_smi: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    patched: bool, only_smi: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _smi(only_smi, CARD)
-    assert residuals.learn(None, "digest") is None
-    assert residuals.learn(-3.0, "digest") is None
-    residuals.learn(310.0, "digest")
-    monkeypatch.setattr(llamacpp, "find_build", lambda **_: SimpleNamespace(digest="digest", backend="cuda"))
-    made = plan("muse-glimmer-30b", flags=("-c", "131072"), with_savings=False)
+    roots = {True: own_cache / "ours", False: own_cache / "pristine"}
+    builds = {key: SimpleNamespace(root=root, backend="cuda") for key, root in roots.items()}
+    mine = residuals.build_of(roots[patched] / "bin" / "llama-server")
+    assert residuals.learn(None, mine) is None
+    assert residuals.learn(-3.0, mine) is None
+    residuals.learn(310.0, mine)
+    monkeypatch.setattr(llamacpp, "find_build", lambda patched, **_: builds[patched])
+
+    made = plan("muse-glimmer-30b", flags=("-c", "131072"), with_savings=False, patched=patched)
     assert made.room is not None and made.room.free == 15002 - 310
     assert "just now" in made.room.origin
+
+    other = plan("muse-glimmer-30b", flags=("-c", "131072"), with_savings=False, patched=not patched)
+    assert other.room is not None and other.room.free == 15002
+
+
+def test_nothing_is_learned_from_the_sum_over_several_devices(only_smi: Path, own_cache: Path) -> None:
+    second = CARD.replace("0, GPU-abc", "1, GPU-def")
+    _smi(only_smi, f"{CARD}\n{second}")
+    assert len(device.gpus()) == 2
+    assert residuals.learn(310.0, "a build") is None

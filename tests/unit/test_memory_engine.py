@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dflashcpp.memory.engine import LogReader, Row, is_host, parse_log
+from dflashcpp.memory.engine import EngineMemory, LogReader, Row, is_host, parse_log, with_props
 
 LOGS = Path(__file__).parent / "memory_logs"
 
@@ -109,3 +109,43 @@ def _reserve(nodes: int, mib: float, device: str = "CPU") -> list[str]:
         f"0.9 I sched_reserve: {device:>10} compute buffer size = {mib:8.2f} MiB",
         f"0.9 I sched_reserve: graph: nodes = {nodes}, splits = 1, input objects = 4, input tensors = 8",
     ]
+
+
+def _told(device: str, model: float, context: float, compute: float) -> dict[str, object]:
+    sizes = {"model": model, "context": context, "compute": compute}
+    return {"device": device} | {name: int(mib * 2**20) for name, mib in sizes.items()}
+
+
+LOG = EngineMemory(
+    (
+        Row("target", "weights", "CPU_Mapped", 92.1),
+        Row("target", "kv", "CPU", 60.0),
+        Row("target", "kv_swa", "CPU", 30.0),
+        Row("target", "compute", "CPU", 17.51),
+        Row("target", "output", "CPU", 0.19),
+        Row("draft", "compute", "CPU", 1.13),
+    )
+)
+
+
+def test_a_patched_server_tells_sizes_to_the_byte_and_the_log_the_kinds_of_cache() -> None:
+    told = {"target": [_told("Host", 92.125, 90.0, 19.7578125)], "draft": [_told("Host", 15, 6, 1.125)]}
+    made = with_props(LOG, told)
+    assert [(row.kind, row.mib) for row in made.rows if row.context == "target"] == [
+        ("weights", 92.125), ("kv", 60.0), ("kv_swa", 30.0), ("compute", 19.7578), ("output", 0.19),
+    ]  # fmt: skip
+    assert made.as_dict()["draft"] == {"weights": 15.0, "kv": 6.0, "compute": 1.12}
+    assert made.mib("target", host=False) == 0
+
+
+def test_caches_that_grew_since_the_log_are_the_servers() -> None:
+    made = with_props(LOG, {"target": [_told("CUDA0", 0, 64, 5), _told("Host", 92, 40, 5)], "draft": []})
+    assert made.mib("target", "kv", host=False) == 64
+    assert made.mib("target", "kv", host=True) == 40
+    assert made.mib("target", "kv_swa") == 0
+    assert made.mib("draft", "compute") == 1.13
+
+
+@pytest.mark.parametrize("told", [None, {}, {"target": [{"device": "CPU"}]}, {"target": 3, "draft": None}])
+def test_a_server_that_does_not_tell_leaves_the_log(told: dict[str, object] | None) -> None:
+    assert with_props(LOG, told) == LOG

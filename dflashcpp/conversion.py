@@ -15,7 +15,7 @@ from dflashcpp.errors import DflashError
 from dflashcpp.metadata import build_metadata
 from dflashcpp.progress import SILENT, Progress
 from dflashcpp.provenance import Provenance, provenance_of
-from dflashcpp.target import Target, complete, tokenizer_for
+from dflashcpp.target import Target, complete, token_number, tokenizer_for
 
 if TYPE_CHECKING:
     from dflashcpp.gguf_file import GgufWriter
@@ -124,11 +124,12 @@ def convert(
     from dflashcpp.sources import resolve_source
 
     place = resolve_source(source, progress)
-    with open_checkpoint(place, config, overrides=overrides) as checkpoint:
+    opened, known = _open(place, config, overrides or {}, target, progress)
+    with opened as checkpoint:
         plan = make_plan(
             checkpoint,
             place,
-            target=target,
+            target=known,
             type=type,
             output=output,
             tensor_types=tensor_types,
@@ -143,11 +144,35 @@ def convert(
         return _result(plan, size, written=True)
 
 
+def _open(
+    place: Path,
+    config: str | Path | None,
+    overrides: Mapping[str, Any],
+    target: str | Path | None,
+    progress: Progress,
+) -> tuple[Checkpoint, str | Path | Target | None]:
+    """The checkpoint and its target as far as known; a mask token given as text gets its number there."""
+    from dflashcpp.checkpoint.settings import UnnumberedMask
+    from dflashcpp.target_search import given_target
+
+    try:
+        return open_checkpoint(place, config, overrides=overrides), target
+    except UnnumberedMask as error:
+        if target is None:
+            raise
+        found = given_target(target, progress)
+        number = token_number(found, error.text)
+        checkpoint = open_checkpoint(place, config, overrides={**overrides, "mask_token_id": number})
+        text = f"the mask token {error.text[:60]!r} of the config is number {number} in {found.source}"
+        checkpoint.warnings.append(text)
+        return checkpoint, found
+
+
 def make_plan(
     checkpoint: Checkpoint,
     place: Path,
     *,
-    target: str | Path | None,
+    target: str | Path | Target | None,
     type: str,
     output: str | Path | None,
     tensor_types: Sequence[str] | Mapping[str, str],
@@ -157,6 +182,7 @@ def make_plan(
     progress: Progress,
 ) -> Plan:
     """Find the target, fill the drafter in, choose every tensor's type. Reads headers only."""
+    from dflashcpp.checkpoint.settings import numbering_warnings
     from dflashcpp.quantize import check_name, choose_types, mix_of, parse_overrides, recipe
     from dflashcpp.target_search import find_target
 
@@ -177,9 +203,35 @@ def make_plan(
     )
     drafter, borrowed = borrow(checkpoint, drafter, found.source)
     mix = mix_of(chosen, [*choices.values(), *(item.choice() for item in borrowed)])
+    if checkpoint.drafter.target_layers is None:
+        warnings += numbering_warnings(checkpoint.config, drafter.taps, found.layers)
     warnings = [*checkpoint.warnings, *warnings, *check_name(chosen, mix)]
     path = Path(output) if output is not None else Path(default_name(checkpoint, place, chosen.name))
+    _check_output(path, checkpoint, found)
     return Plan(checkpoint, drafter, found, chosen, choices, mix, warnings, path, borrowed)
+
+
+def _check_output(path: Path, checkpoint: Checkpoint, target: Target) -> None:
+    """Raise DflashError, before hours of work, for a place that cannot be written or is an input."""
+    from dflashcpp.gguf_file import check_place
+
+    real = check_place(path)
+    read = [*checkpoint.path.iterdir(), *checkpoint.files.weights, Path(target.source)]
+    read += [checkpoint.files.config] if checkpoint.files.config else []
+    for file in read:
+        if file.suffix != ".gguf" or file == Path(target.source):
+            _check_not_input(path, real, file)
+
+
+def _check_not_input(path: Path, real: Path, file: Path) -> None:
+    try:
+        same = real.samefile(file)
+    except OSError:  # one of the two is not there, or the target is a URL
+        return
+    if same:
+        raise DflashError(
+            f"{path} cannot be the output: the conversion reads {file}", hint="give another name with -o"
+        )
 
 
 def default_name(checkpoint: Checkpoint, place: Path, type_name: str) -> str:

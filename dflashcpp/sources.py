@@ -15,6 +15,8 @@ def resolve_source(source: str | Path, progress: Progress) -> Path:
     """
     from dflashcpp.hub_repo import HubId, fetch_checkpoint
 
+    if not str(source):
+        raise DflashError("the source's name is empty", hint="give a .safetensors file, a folder or a Hub id")
     path = Path(source)
     if path.exists():
         return path

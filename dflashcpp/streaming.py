@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from dflashcpp.quantize import Choice, LibGgml
 
 CHUNK = 2 << 20  # numbers at once: 8 MiB as float32, per thread
-_HALF_OVERFLOW = 65520.0  # from here on rounding to F16 gives infinity
+_OVERFLOW = {"F16": 65520.0, "BF16": 3.3961775e38}  # from here on rounding gives infinity
+_LARGEST = {"F16": "65504", "BF16": "3.3895e38"}
+_SCALES_HOLD = 65504.0  # quantised blocks have F16 scales: below this no scale overflows
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class _Pool:
                 self._stop.set()
 
     def _convert(self, item: _Item) -> None:
+        from dflashcpp.gguf_file import is_quantised
         from dflashcpp.quantize import encode
 
         tensor, choice = item.tensor, self.choices[item.tensor.name]
@@ -107,6 +110,8 @@ class _Pool:
         rows = self.checkpoint.read_rows(tensor.name, item.start, item.stop)
         check_numbers(rows, tensor, item.start, choice.type.name)
         data = encode(choice.type, rows, self.library)
+        if is_quantised(choice.type):
+            check_scales(rows, data, tensor, item.start, choice.type)
         self.writer.write(tensor.name, item.start * data.shape[1], data)
         self.task.advance(tensor.nbytes * (item.stop - item.start) // max(tensor.rows, 1))
 
@@ -129,7 +134,7 @@ def check_numbers(rows: np.ndarray, tensor: SourceTensor, first: int, kind: str)
     if rows.size == 0:
         return
     largest = max(float(rows.max()), -float(rows.min()))
-    limit = _HALF_OVERFLOW if kind == "F16" else float("inf")
+    limit = _OVERFLOW.get(kind, float("inf"))
     if largest < limit:  # false for NaN too
         return
     bad = ~(np.abs(rows) < limit)
@@ -137,13 +142,38 @@ def check_numbers(rows: np.ndarray, tensor: SourceTensor, first: int, kind: str)
     value = float(rows[row, column])
     where = _index(tensor, first + row, column)
     if np.isfinite(value):
-        raise DflashError(
-            f"{tensor.source_name}{where} is {value:g}, which F16 cannot hold (65504 at most)",
-            hint="convert with -q BF16 or -q F32",
-        )
+        raise _too_large(tensor, where, value, f"{kind} cannot hold ({_LARGEST[kind]} at most)")
     raise DflashError(
-        f"{tensor.source_name}{where} is {value}: the checkpoint {tensor.file.name} is damaged",
+        f"{tensor.source_name}{where} is {value}: the checkpoint {tensor.file} is damaged",
         hint="download it again; if its publisher's file is like that, no engine can run it",
+    )
+
+
+def check_scales(rows: np.ndarray, data: np.ndarray, tensor: SourceTensor, first: int, kind: int) -> None:
+    """Raise DflashError naming the number that made a block's F16 scale overflow, so that it reads back
+    as infinity or NaN. Only chunks with numbers that large are looked at."""
+    import numpy as np
+
+    if rows.size == 0 or max(float(rows.max()), -float(rows.min())) < _SCALES_HOLD:
+        return
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    with np.errstate(all="ignore"):
+        back = dequantize(data, GGMLQuantizationType(int(kind))).reshape(rows.shape)
+    bad = ~np.isfinite(back)
+    if not bad.any():
+        return
+    row, column = np.unravel_index(np.argmax(np.where(bad, np.abs(rows), -1.0)), rows.shape)
+    where = _index(tensor, first + int(row), int(column))
+    name = GGMLQuantizationType(int(kind)).name
+    raise _too_large(tensor, where, float(rows[row, column]), f"a block of {name} cannot hold")
+
+
+def _too_large(tensor: SourceTensor, where: str, value: float, why: str) -> DflashError:
+    return DflashError(
+        f"{tensor.file}: {tensor.source_name}{where} is {value:g}, which {why}",
+        hint="convert with -q F32, or give this tensor another type with --tensor-type",
     )
 
 

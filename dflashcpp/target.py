@@ -58,6 +58,11 @@ class Target:
                 f"{header.source} has no tokenizer.ggml.tokens", hint="take a complete GGUF of the target"
             )
         _check_tokenizer(header, tokens)
+        if header.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
+            raise DflashError(
+                f"{header.source}: tokenizer.ggml.model is missing or none; llama.cpp then has no mask",
+                hint="take a complete GGUF of the target",
+            )
         hidden, layers = (_size(header, f"{arch}.{key}") for key in ("embedding_length", "block_count"))
         return cls(
             source=header.source,
@@ -168,6 +173,8 @@ def _vocabulary(drafter: Drafter, target: Target, wants: str) -> int:
     """The drafter's vocabulary, which the token list in its file must have exactly."""
     rows = target.vocab or target.tokens
     vocab = drafter.vocab or rows
+    if _differs_in_padding(drafter, target, rows, vocab):
+        vocab = rows
     if rows != vocab:
         raise DflashError(
             f"{target.source} has a vocabulary of {rows}, {wants} needs a target of {vocab}",
@@ -186,6 +193,12 @@ def _vocabulary(drafter: Drafter, target: Target, wants: str) -> int:
     return vocab
 
 
+def _differs_in_padding(drafter: Drafter, target: Target, rows: int, vocab: int) -> bool:
+    """A config that counts fewer of the target's padding rows: no tensor of such a drafter has them."""
+    bare = drafter.version == 1 and not (drafter.own_embedding or drafter.own_head)
+    return bare and target.tokens <= vocab < rows
+
+
 def _with_sections(rope: Rope, head_dim: int) -> Rope:
     """An M-RoPE target: the drafter turns by the first (time) dimension only."""
     return replace(rope, sections=((rope.dims or head_dim) // 2, 0, 0, 0))
@@ -193,6 +206,11 @@ def _with_sections(rope: Rope, head_dim: int) -> Rope:
 
 def _warnings(drafter: Drafter, target: Target) -> list[str]:
     found = []
+    if drafter.vocab is not None and target.vocab is not None and drafter.vocab < target.vocab:
+        found.append(
+            f"the drafter's config counts {drafter.vocab} tokens, the target's embedding has {target.vocab} "
+            f"rows for {target.tokens} tokens; the file gets {target.vocab}"
+        )
     if target.architecture not in table("convert/targets.toml")["taps"]:
         found.append(
             f"llama.cpp 0c1e570 does not give away the layers of architecture {target.architecture}: "
@@ -221,6 +239,19 @@ def _mask_warnings(drafter: Drafter, target: Target) -> list[str]:
         return []
     text = target.tokenizer["tokenizer.ggml.tokens"].value[drafter.mask_token_id]
     return [f"the mask token {drafter.mask_token_id} is the ordinary token {text!r} of the target"]
+
+
+def token_number(target: Target, text: str) -> int:
+    """The number of the token `text`. DflashError when the target has none, or several."""
+    tokens = target.tokenizer["tokenizer.ggml.tokens"].value
+    found = [number for number, token in enumerate(tokens) if token == text]
+    if len(found) != 1:
+        raise DflashError(
+            f"the tokenizer of {target.source} has {len(found) or 'no'} tokens {text[:60]!r}, which the "
+            "drafter's config names as its mask token",
+            hint="give the target that this drafter was trained for, or pass --set mask_token_id=NUMBER",
+        )
+    return found[0]
 
 
 def tokenizer_for(target: Target, vocab: int) -> dict[str, Kv]:

@@ -16,12 +16,16 @@ if TYPE_CHECKING:
     from dflashcpp.pairs import Pair
 
 
-def find_target(checkpoint: Checkpoint, place: Path, given: str | Path | None, progress: Progress) -> Target:
+def find_target(
+    checkpoint: Checkpoint, place: Path, given: str | Path | Target | None, progress: Progress
+) -> Target:
     """The target of a checkpoint.
 
     `given` is what the user said; without it: a GGUF beside the checkpoint, the known pair with this
     drafter. Raises DflashError naming the target that the drafter wants.
     """
+    if isinstance(given, Target):
+        return given
     if given is not None:
         return given_target(given, progress)
     found = _beside(checkpoint) or _by_pair(checkpoint, progress) or _in_hub_cache(checkpoint, progress)
@@ -30,6 +34,8 @@ def find_target(checkpoint: Checkpoint, place: Path, given: str | Path | None, p
 
 def given_target(given: str | Path, progress: Progress) -> Target:
     """The target that the user named: GGUF file or URL, folder, Hub id with or without `:QUANT`."""
+    if not str(given):
+        raise DflashError("the target's name is empty", hint="--target wants a GGUF, a folder, or a Hub id")
     path = Path(given)
     if path.is_dir():
         return _in_folder(path)

@@ -160,8 +160,8 @@ def as_kind(value: Any, kind: str, what: str, hint: str | None = None) -> Any:
     if kind == "ints" and isinstance(value, list) and len(value) <= 1024:
         return [as_kind(item, "int", f"an entry of {what}", hint) for item in value]
     words = {
-        "int": "a whole number below 2^31",
-        "float": "a number that a 32-bit float can hold",
+        "int": "a whole number" if type(value) is not int else "between -2^31 and 2^31",
+        "float": "a number" if type(value) not in (int, float) else "a number that a 32-bit float can hold",
         "bool": "true or false",
         "text": "a text",
     }

@@ -30,13 +30,14 @@ def locate(source: Path, config: Path | None = None) -> Files:
     Raises DflashError: nothing there, missing shards (with the tensors they hold), a tensor twice.
     """
     _refuse_other_files(source)
+    source = _beside_config(source)
     folder = _folder_of(source) if source.is_dir() else source.parent
     index = _index_of(folder, None if source.is_dir() else source.name)
     warnings: list[str] = []
     if index is not None:
         tensors, weights = _by_index(index, warnings)
     else:
-        weights = (source,) if not source.is_dir() else _weights_in(folder)
+        weights = _weights_in(folder, None if source.is_dir() else source.name)
         tensors = _merge(weights)
     found = config or folder / "config.json"
     if config is not None and not config.is_file():
@@ -55,11 +56,23 @@ def listing(names: list[str], limit: int = 8) -> str:
 def _refuse_other_files(source: Path) -> None:
     if not source.exists():
         raise DflashError(f"there is no file or folder {source}", hint="check the path or the Hub id")
+    if source.suffix == ".json" and source.is_file():
+        raise DflashError(
+            f"{source} is a JSON file, not the weights", hint=f"give its folder: {source.parent}"
+        )
     if not source.is_dir() and source.suffix in {".bin", ".pt", ".pth"}:
         raise DflashError(
             f"{source} is a PyTorch file; only safetensors are read",
             hint="save the checkpoint as safetensors first",
         )
+
+
+def _beside_config(source: Path) -> Path:
+    """A link to weights elsewhere, with no config beside the link: the place that it leads to."""
+    real = source.resolve()
+    if source.is_dir() or (source.parent / "config.json").is_file():
+        return source
+    return real if (real.parent / "config.json").is_file() else source
 
 
 def _folder_of(source: Path) -> Path:
@@ -143,8 +156,13 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def _weights_in(folder: Path) -> tuple[Path, ...]:
+def _weights_in(folder: Path, name: str | None) -> tuple[Path, ...]:
+    """The weight files of `folder`; of one file given by `name` those that are shards of the same."""
     found = sorted(folder.glob("*.safetensors"))
+    if name is not None:
+        shard = _SERIES.fullmatch(name)
+        same = [path for path in found if shard and _is_shard_of(path.name, shard[1], shard[3])]
+        found = same or [folder / name]
     for path in found:
         match = _SERIES.fullmatch(path.name)
         if match is None:
@@ -160,6 +178,11 @@ def _weights_in(folder: Path) -> tuple[Path, ...]:
                 hint="download the missing files",
             )
     return tuple(found)
+
+
+def _is_shard_of(name: str, series: str, last: str) -> bool:
+    match = _SERIES.fullmatch(name)
+    return match is not None and match[1] == series and match[3] == last
 
 
 def _numbers(last: str) -> range:

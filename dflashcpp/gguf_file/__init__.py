@@ -15,7 +15,7 @@ from dflashcpp.gguf_file.types import (
     row_bytes,
     tensor_bytes,
 )
-from dflashcpp.gguf_file.writer import GgufWriter
+from dflashcpp.gguf_file.writer import GgufWriter, check_place
 
 __all__ = [
     "GgufWriter",
@@ -25,6 +25,7 @@ __all__ = [
     "TensorType",
     "ValueType",
     "block_size",
+    "check_place",
     "is_quantised",
     "layer_of",
     "read_header",

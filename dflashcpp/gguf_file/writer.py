@@ -27,6 +27,7 @@ _LIMITS = {
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "the file system or `ulimit -f` allows no file of that size",
 }
+_PART_START, _PART_END = ".dflashcpp-", ".partial"
 _MARGIN = 1 << 20  # bytes beside the file itself that the disk must have
 
 
@@ -42,7 +43,7 @@ class GgufWriter:
 
     Until `commit` the bytes stand in a hidden file beside `path`. Leaving the block without `commit`
     (an error, Ctrl-C, SIGTERM) removes it, and a file that was there before stays as it was. What a
-    killed process left behind is removed by the next `begin` for the same name.
+    killed process left behind is removed by the next `begin` in the same folder.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -101,8 +102,8 @@ class GgufWriter:
         """Check the room on disk, make the hidden file, write the header. No declarations after this."""
         self._still_open_for_declarations()
         self._header = self._encode()
-        self._check_folder()
-        _remove_leftovers(self.path)
+        check_place(self.path)
+        _remove_leftovers(self.path.parent)
         self._check_room()
         self._signals.catch()
         self._open_part()
@@ -172,13 +173,6 @@ class GgufWriter:
         joined = b"".join(parts)
         return joined.ljust(_padded(len(joined)), b"\0") if self._tensors else joined
 
-    def _check_folder(self) -> None:
-        folder = self.path.parent
-        if not folder.is_dir():
-            raise DflashError(f"{self.path}: the folder {folder} does not exist", hint=f"mkdir -p {folder}")
-        if self.path.is_dir():
-            raise DflashError(f"{self.path} is a folder; give the name of a file")
-
     def _check_room(self) -> None:
         free = shutil.disk_usage(self.path.parent).free
         if free < self._size + _MARGIN:
@@ -192,14 +186,17 @@ class GgufWriter:
         )
 
     def _open_part(self) -> None:
-        part = self.path.parent / (_part_prefix(self.path) + secrets.token_hex(4) + ".partial")
+        """A hidden file, locked. Between its birth and its lock another process may take it for a leftover
+        and remove it; then there is another one."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        try:
-            self._fd = os.open(part, flags, 0o666)
-        except OSError as error:
-            raise DflashError(f"{self.path} cannot be written: {error.strerror}") from None
-        self._part = part
-        _lock(self._fd)
+        while self._part is None:
+            part = self.path.parent / (_part_prefix(self.path) + secrets.token_hex(4) + _PART_END)
+            fd = self._guarded(os.open, part, flags, 0o666)
+            _lock(fd, wait=True)
+            if os.fstat(fd).st_nlink:
+                self._fd, self._part = fd, part
+            else:
+                os.close(fd)
 
     def _put(self, data: Any, at: int) -> None:
         with self._calm:
@@ -238,6 +235,30 @@ class GgufWriter:
             os.close(fd)
 
 
+def check_place(path: Path) -> Path:
+    """`path` without links, where a file can be made or replaced; DflashError says why not."""
+    real = Path(os.path.realpath(path))
+    try:
+        if not real.parent.is_dir():
+            raise DflashError(
+                f"{path}: the folder {real.parent} does not exist", hint=f"mkdir -p {real.parent}"
+            )
+        if real.is_dir():
+            raise DflashError(f"{path} is a folder; give the name of a file")
+        if real.exists() and not real.is_file():
+            raise DflashError(
+                f"{path} is no ordinary file and would be replaced", hint="give the name of a file"
+            )
+    except OSError as error:
+        raise DflashError(f"{path} cannot be written: {error.strerror}") from None
+    if not os.access(real.parent, os.W_OK):
+        raise DflashError(
+            f"{path} cannot be written: no permission for the folder {real.parent}",
+            hint="choose another place with -o",
+        )
+    return real
+
+
 def _text(text: str) -> bytes:
     data = text.encode("utf-8", "surrogateescape")
     return struct.pack("<Q", len(data)) + data
@@ -248,25 +269,25 @@ def _padded(size: int) -> int:
 
 
 def _part_prefix(path: Path) -> str:
-    return f".dflashcpp-{hashlib.sha256(path.name.encode(errors='surrogateescape')).hexdigest()[:12]}-"
+    return f"{_PART_START}{hashlib.sha256(path.name.encode(errors='surrogateescape')).hexdigest()[:12]}-"
 
 
-def _lock(fd: int) -> bool:
-    """Mark the hidden file as in use; False when another process has it."""
+def _lock(fd: int, *, wait: bool = False) -> bool:
+    """Mark the hidden file as in use; False when another process has it (or locks are not to be had)."""
     try:
         import fcntl
     except ImportError:  # Windows: leftovers stay until the user removes them
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
         return False
     return True
 
 
-def _remove_leftovers(path: Path) -> None:
-    """Hidden files of this name whose process is gone (kill -9, power cut)."""
-    for old in path.parent.glob(_part_prefix(path) + "*.partial"):
+def _remove_leftovers(folder: Path) -> None:
+    """Hidden files of any name whose process is gone (kill -9, power cut): nobody holds their lock."""
+    for old in folder.glob(f"{_PART_START}*{_PART_END}"):
         try:
             fd = os.open(old, os.O_RDWR)
         except OSError:

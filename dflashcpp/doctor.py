@@ -215,10 +215,12 @@ def _answers(client: Client) -> str | Check:
         return Check(
             "answers", FAIL, f"{client.url} is {client.health()}", "dflashcpp status; dflashcpp logs"
         )
-    props = client.props()
-    if not props.get("model_path"):
+    from dflashcpp.server.readiness import serves_nothing
+
+    if serves_nothing(client):
         return Check("answers", FAIL, "the server has no model loaded (router mode)", "start it with -m")
-    return f"{props['model_path']}, llama.cpp {props.get('build_info', 'n/a')}"
+    props = client.props()
+    return f"{props.get('model_path', 'n/a')}, llama.cpp {props.get('build_info', 'n/a')}"
 
 
 def _drafting(client: Client) -> str | Check:

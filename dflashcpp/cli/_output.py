@@ -19,6 +19,8 @@ from dflashcpp.progress import Progress, Task
 class Output:
     """What a command says: data, tables, talk, progress, errors."""
 
+    answered = False  # whether this command has printed its one JSON object
+
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json = as_json
         self.quiet = quiet
@@ -27,6 +29,7 @@ class Output:
     def result(self, data: Mapping[str, Any], text: str | None = None) -> None:
         """The command's result: `data` with `--json`, else `text` (or one `key: value` a line)."""
         if self.as_json:
+            Output.answered = True
             self._stdout(json.dumps(data, ensure_ascii=False, default=str))
         elif text is not None:
             self._stdout(text)
@@ -81,11 +84,13 @@ class Output:
         self._stderr(f"warning: {text}")
 
     def error(self, error: DflashError) -> None:
-        """A failure: the sentence, then the next step. With `--json` also an object on stdout."""
+        """A failure: the sentence, then the next step. With `--json` also an object on stdout, unless the
+        result stands there already (a server that was up and died later).
+        """
         self._stderr(f"error: {error.message}")
         if error.hint:
             self._stderr(f"  {error.hint}")
-        if self.as_json:
+        if self.as_json and not Output.answered:
             self._stdout(json.dumps({"error": error.message, "hint": error.hint}, ensure_ascii=False))
 
     def progress(self) -> Progress:

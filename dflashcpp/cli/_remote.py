@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -52,6 +53,11 @@ def reach(host: str, options: list[str] | None, config_file: str | None) -> tupl
     return profile, Ssh.of(profile, ssh_words(options, config_file))
 
 
+def key_file(given: Path | None, profile: Profile) -> Path | None:
+    """The API key's file: the one that was given, else the profile's."""
+    return given or (Path(profile.api_key_file) if profile.api_key_file else None)
+
+
 def serve(
     output: Output,
     profile: Profile,
@@ -92,26 +98,23 @@ def _stay(
     from dflashcpp.server import supervise
 
     host = server.host.name
-    with supervise.Signals():
-        server.start()
-        try:
-            if server.adopted:
-                output.status(f"the server that ran on {host} already was adopted")
-            show(output, server.report())
-            if detach:
-                server.close()
-                output.status(
-                    f"it runs on; see: dflashcpp tunnel {host}, status --ssh {host}, stop --ssh {host}"
-                )
-                return
-            output.status(f"Ctrl-C ends the server on {host}; --detach leaves it")
-            server.watch(restart=restart, say=output.status)
-        except supervise.Told:
-            server.stop()
-            output.status(f"the server on {host} was ended")
-        except BaseException:
+    server.start()
+    try:
+        if server.adopted:
+            output.status(f"the server that ran on {host} already was adopted")
+        show(output, server.report())
+        if detach:
             server.close()
-            raise
+            output.status(f"it runs on; see: dflashcpp tunnel {host}, status --ssh {host}, stop --ssh {host}")
+            return
+        output.status(f"Ctrl-C ends the server on {host}; --detach leaves it")
+        server.watch(restart=restart, say=output.status)
+    except supervise.Told:
+        server.stop()
+        output.status(f"the server on {host} was ended")
+    except BaseException:
+        server.close()
+        raise
 
 
 def _tell(output: Output, report: Report) -> None:
@@ -195,7 +198,7 @@ def logs(output: Output, ssh: Ssh, port: int | None, lines: int, follow: bool) -
         host, found.port, lambda piece: output.stream(piece.decode("utf-8", errors="replace")), len(raw) + 1
     )
     try:
-        stream.start().ended.wait()
+        stream.start().wait()
     finally:
         stream.close()
 

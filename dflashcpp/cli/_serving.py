@@ -47,12 +47,14 @@ def launch(
 ) -> tuple[Launch, Pair | None]:
     """The launch for `-m`/`-md`, or for a pair whose files are fetched and converted when needed."""
     from dflashcpp import server
+    from dflashcpp.server.launch import check_allowed
 
     model, draft = given(parsed, engine, "--model"), given(parsed, engine, "--model-draft")
     if model is not None:
         if parsed.words:
             raise UsageError(f"either a pair ({parsed.words[0]}) or -m {model}, not both")
         return server.prepare(engine, parsed, model, draft if with_draft else None), None
+    check_allowed(engine.table, parsed.flags, parsed.verbatim)
     pair = chosen_pair(parsed.words)
     progress = output.progress()
     if draft is not None and with_draft:

@@ -58,7 +58,7 @@ def chat(
         raise UsageError("give --ssh or --url, not both")
     profile, reached = _remote.reach(ssh, ssh_option, ssh_config)
     with _remote.tunnelled(output, profile, reached, remote_port) as near:
-        _chat(output, _client(near, api_key_file), messages, question, options)
+        _chat(output, _client(near, _remote.key_file(api_key_file, profile)), messages, question, options)
 
 
 def _chat(

@@ -45,7 +45,8 @@ def doctor(
     if ssh is not None:
         profile, reached = _remote.reach(ssh, ssh_option, ssh_config)
         with _remote.tunnelled(output, profile, reached, remote_port) as near:
-            found += _told(output, job.server(Client(near, read_api_key(api_key_file))))
+            key = read_api_key(_remote.key_file(api_key_file, profile))
+            found += _told(output, job.server(Client(near, key)))
     if pair is not None:
         found += _pair(output, pair, build)
     failed = [one.name for one in found if one.state == job.FAIL]

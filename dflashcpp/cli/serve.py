@@ -54,41 +54,51 @@ def serve(
     as they are (-m -md -c -np -ngl -ngld -fa -ctk -ctv -ctkd -ctvd --spec-draft-n-max --port --host ...);
     those this build does not know are refused, unless they stand after --.
     """
+    from dflashcpp.server import supervise
+
     output = Output(as_json=as_json)
-    if ssh is not None:
+    arguments = _llama_args.arguments(ctx, words)
+    stay = {"detach": detach, "restart": restart, "verbose": verbose, "dry_run": dry_run}
+    with supervise.Signals():  # from the first step on: a build and a download end in good order as well
+        if ssh is None:
+            _here(output, build, arguments, with_draft=not no_draft, draft_type=draft_type, **stay)
+            return
         from dflashcpp.remote.serving import Wanted
 
         wanted = Wanted(
-            words=tuple(_llama_args.arguments(ctx, words)),
+            words=tuple(arguments),
             with_draft=not no_draft,
             draft_type=draft_type,
-            push=push and not dry_run,
-            may_build=not dry_run,
+            push=push,
+            dry_run=dry_run,
             remote_port=remote_port,
             server=remote_server,
         )
         profile, reached = _remote.reach(ssh, ssh_option, ssh_config)
-        _remote.serve(
-            output,
-            profile,
-            reached,
-            wanted,
-            show=_show,
-            dry_run=dry_run,
-            detach=detach,
-            restart=restart,
-            verbose=verbose,
-        )
-        return
+        _remote.serve(output, profile, reached, wanted, show=_show, **stay)
+
+
+def _here(
+    output: Output,
+    build: str | None,
+    arguments: list[str],
+    *,
+    with_draft: bool,
+    draft_type: str | None,
+    detach: bool,
+    restart: bool,
+    verbose: bool,
+    dry_run: bool,
+) -> None:
     engine = _serving.engine(build, output, may_build=not dry_run)
-    parsed = engine.table.split(_llama_args.arguments(ctx, words))
+    parsed = engine.table.split(arguments)
     if dry_run:
-        launch, missing = _serving.planned(engine, parsed, with_draft=not no_draft, type=draft_type)
+        launch, missing = _serving.planned(engine, parsed, with_draft=with_draft, type=draft_type)
         _say(output, launch)
         data = {"argv": launch.argv, "spec_type": launch.spec_type, "url": launch.url, "first": missing}
         output.result(data, "\n".join([*(f"# first: {step}" for step in missing), shlex.join(launch.argv)]))
         return
-    launch, _ = _serving.launch(engine, parsed, output, with_draft=not no_draft, type=draft_type)
+    launch, _ = _serving.launch(engine, parsed, output, with_draft=with_draft, type=draft_type)
     _say(output, launch)
     if detach:
         from dflashcpp.server import detached
@@ -107,17 +117,18 @@ def _run(output: Output, launch: Launch, *, restart: bool, verbose: bool) -> Non
     shortage = server.shortage()
     if shortage:
         output.warning(shortage)
-    with supervise.Signals():
-        try:
-            with server:
-                _show(output, server.report())
-                output.status("Ctrl-C ends it" if sys.stdin.isatty() else f"its log: {server.log}")
-                if verbose:
-                    supervise.show_log(server, output.status)
-                supervise.watch(server, restart=restart, say=output.status)
-        except supervise.Told:
-            if server.proof is None and server.memory is None:
-                raise KeyboardInterrupt from None  # it was not up yet
+    up = False
+    try:
+        with server:
+            up = True
+            _show(output, server.report())
+            output.status("Ctrl-C ends it" if sys.stdin.isatty() else f"its log: {server.log}")
+            if verbose:
+                supervise.show_log(server, output.status)
+            supervise.watch(server, restart=restart, say=output.status)
+    except supervise.Told:
+        if not up:
+            raise
 
 
 def _say(output: Output, launch: Launch) -> None:

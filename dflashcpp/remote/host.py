@@ -178,7 +178,7 @@ class _Session:
             timer.cancel()
             _end(process)
             reader.join(5.0)
-        if status is None:
+        if status is None or timer.fired:
             raise self._broken(process.returncode, timer.fired, timeout)
         return Outcome(status, bytes(kept), "\n".join(self.err))
 

@@ -19,17 +19,22 @@ if TYPE_CHECKING:
     from dflashcpp.pairs import Pair
 
 DEFAULT_DIRECTORY = "models"
+_DRY = "a dry run fetches and copies nothing: without --dry-run it would be put there"
 
 
 @dataclass(frozen=True)
 class Store:
-    """Where models are on the far side, and whether files of this machine may be copied there."""
+    """Where models are on the far side, and whether files of this machine may be copied there.
+
+    `dry_run`: nothing is fetched or copied; what is missing is an error that says so.
+    """
 
     host: Host
     facts: Facts
     directory: str | None = None
     push: bool = False
     progress: Progress = SILENT
+    dry_run: bool = False
 
     def place(self, name: str) -> str:
         """The absolute path of a model file by its bare name."""
@@ -39,7 +44,7 @@ class Store:
     def named(self, path: str, flag: str) -> RemoteFile:
         """The file that `-m` or `-md` names: over there; with `push`, a file here that is copied first."""
         local = Path(path).expanduser()
-        if self.push and local.is_file():
+        if self.push and local.is_file() and not self.dry_run:
             return files.push(self.host, local, self.place(local.name), self.progress)
         places = [files.absolute(path, self.facts.home)]
         if "/" not in path:
@@ -49,6 +54,8 @@ class Store:
             if found:
                 return found
         hint = f"--push copies {local} there" if local.is_file() else "the path is one of the far side"
+        if self.dry_run and self.push and local.is_file():
+            hint = _DRY
         raise DflashError(f"{flag} {path}: {self.host.name} has no {' and no '.join(places)}", hint=hint)
 
 
@@ -66,10 +73,12 @@ def of_pair(
     draft = files.look(store.host, draft_place) if with_draft else None
     if target and (draft or not with_draft):
         return target, draft
+    missing = target_place if not target else draft_place
+    if store.dry_run and (store.push or "dflashcpp" in store.facts.tools):
+        raise DflashError(f"{store.host.name} has no {missing} yet", hint=_DRY)
     if "dflashcpp" in store.facts.tools:
         return _pulled(store, pair, type_, with_draft)
     if not store.push:
-        missing = target_place if not target else draft_place
         raise DflashError(
             f"{store.host.name} has no {missing}",
             hint="--push copies it from here; or install dflashcpp there, which fetches it by itself",

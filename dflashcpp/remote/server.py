@@ -203,6 +203,13 @@ class LogStream:
         self._thread.start()
         return self
 
+    def wait(self) -> None:
+        """Wait until the server has ended. Raises the fault of a link that nothing here can mend."""
+        while self._thread.is_alive():
+            self._thread.join(0.5)
+        if not self.ended.is_set() and self.trouble is not None:
+            raise self.trouble
+
     def close(self) -> None:
         """Stop following; the server goes on."""
         self._stop.set()

@@ -24,9 +24,10 @@ from dflashcpp.remote.host import Facts, Host
 from dflashcpp.remote.models import Store
 from dflashcpp.remote.tunnel import Report, Tunnel, backoff
 from dflashcpp.server import readiness
+from dflashcpp.server.acceptance import AcceptanceWatch
 from dflashcpp.server.diagnose import explain_exit
 from dflashcpp.server.flags import Given
-from dflashcpp.server.launch import Launch, compose, read_api_key
+from dflashcpp.server.launch import Launch, check_allowed, compose, read_api_key
 from dflashcpp.server.ports import free_port
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _UP_SECONDS = 120.0
 _MAX_FAILED_STARTS = 5
+_STEADY_SECONDS = 300.0
 _WRITE_SECRET = 'umask 077 && mkdir -p "$(dirname "$1")" && cat >"$1"'
 
 
@@ -46,11 +48,10 @@ class Wanted:
     with_draft: bool = True
     draft_type: str | None = None
     push: bool = False
-    may_build: bool = True
+    dry_run: bool = False
     port: int | None = None
     remote_port: int | None = None
     server: str | None = None
-    ignore_plan: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,10 @@ def prepare(profile: Profile, ssh: Ssh, wanted: Wanted, progress: Progress = SIL
     with progress.task(f"looking at {host.name}"):
         facts = host.facts()
     named = wanted.server or profile.server
-    found = engine.find(host, facts, named=named, may_build=wanted.may_build, progress=progress)
+    found = engine.find(host, facts, named=named, may_build=not wanted.dry_run, progress=progress)
     parsed = found.table.split([*wanted.words, *_defaults_of(profile, wanted, found)])
-    store = Store(host, facts, profile.directory, wanted.push, progress)
+    check_allowed(found.table, parsed.flags, parsed.verbatim)
+    store = Store(host, facts, profile.directory, wanted.push, progress, wanted.dry_run)
     remote_port = wanted.remote_port or profile.remote_port
     given = [flag for flag in parsed.flags if not found.table.same(flag.name, "--host")]
     local_port, given = _local_port(found, given, wanted, profile)
@@ -86,7 +88,7 @@ def prepare(profile: Profile, ssh: Ssh, wanted: Wanted, progress: Progress = SIL
     if profile.api_key_file and not any(found.table.same(flag.name, "--api-key-file") for flag in given):
         given.append(Given("--api-key-file", profile.api_key_file))
     launch, plan, room = _launch(store, found, given, parsed.words, parsed.verbatim, wanted, profile)
-    return Prepared(host, facts, _with_key(host, facts, launch), local_port, plan, room, found.origin)
+    return Prepared(host, facts, _with_key(facts, launch), local_port, plan, room, found.origin)
 
 
 def _defaults_of(profile: Profile, wanted: Wanted, found: engine.RemoteEngine) -> list[str]:
@@ -135,6 +137,7 @@ def _launch(
             draft=Path(draft.path) if draft else None,
             depth=checked.drafter.max_draft if checked.drafter else None,
             version=checked.drafter.version if checked.drafter else None,
+            trained_context=checked.target_context,
             recommended=pair.flags if pair else None,
             alias=pair.name if pair else None,
         )
@@ -185,15 +188,24 @@ def _plan(
     return plan(target=model, drafter=draft, flags=flags, device_memory=room, patched=patched), room
 
 
-def _with_key(host: Host, facts: Facts, launch: Launch) -> Launch:
-    """The API key's file is copied to the far side, readable for the user only; argv names the copy."""
+def _key_place(facts: Facts, port: int) -> str:
+    return files.absolute(f".local/state/dflashcpp/remote/{port}.key", facts.home)
+
+
+def _with_key(facts: Facts, launch: Launch) -> Launch:
+    """The argv names the copy of the API key's file that `start` puts on the far side."""
     if launch.api_key_file is None:
         return launch
-    place = files.absolute(f".local/state/dflashcpp/remote/{launch.port}.key", facts.home)
-    files.write_small(host, place, launch.api_key_file.read_bytes(), _WRITE_SECRET)
-    here = str(launch.api_key_file)
+    place, here = _key_place(facts, launch.port), str(launch.api_key_file)
     flags = tuple(Given(flag.name, place) if flag.value == here else flag for flag in launch.flags)
     return dataclasses.replace(launch, flags=flags)
+
+
+def send_key(host: Host, facts: Facts, launch: Launch) -> None:
+    """Copy the API key's file to the far side, readable for the user only; `stop` removes it there."""
+    if launch.api_key_file is not None:
+        key = launch.api_key_file.read_bytes()
+        files.write_small(host, _key_place(facts, launch.port), key, _WRITE_SECRET)
 
 
 class RemoteServer:
@@ -242,6 +254,7 @@ class RemoteServer:
         facts: dict[str, Any] = {"work": self.launch.same_work(), "nonce": self.launch.nonce}
         facts |= {"alias": self.launch.alias, "spec_type": self.launch.spec_type}
         facts |= {"model": self.launch.model, "draft": self.launch.draft}
+        send_key(self.host, self.prepared.facts, self.launch)
         self.process, self.adopted = server.start(self.host, self.launch.port, self.launch.argv, facts)
         try:
             self._follow()
@@ -317,19 +330,26 @@ class RemoteServer:
     def watch(self, *, restart: bool = False, say: Callable[[str], None] = lambda text: None) -> None:
         """Stay until the server there or the tunnel ends for good; raises DflashError saying why.
 
-        With `restart` a server that ended is started again, with back-off, five times in a row at most.
+        With `restart` a server that ended is started again, after a wait that grows and falls back after five
+        good minutes; five failed starts in a row end it.
         """
-        failed = 0
+        failed, tries, began = 0, 0, time.monotonic()
+        drafts, client = AcceptanceWatch(self.log), self.client(retries=0)
         while True:
             reason = self.failure()
             if reason is None:
+                told = drafts.look(client)
+                if told is not None:
+                    say(f"warning: {told}")
                 time.sleep(0.2)
                 continue
             if not (restart and self.ended and failed < _MAX_FAILED_STARTS):
                 raise reason
-            delay = backoff(failed)
+            tries = 0 if time.monotonic() - began > _STEADY_SECONDS else tries
+            delay = backoff(tries)
             say(f"{reason.message}; starting it again in {delay:.0f} s")
             time.sleep(delay)
+            tries, began = tries + 1, time.monotonic()
             try:
                 self.restart()
                 failed = 0

@@ -52,12 +52,14 @@ def _without_harmless(log: str) -> str:
 def _state_fits(wanted: str | None, returncode: int | None) -> bool:
     if wanted is None:
         return True
-    if returncode is None:
-        return False
+    if returncode is None or wanted == "runs":
+        return wanted == "runs" and returncode is None
     return {
         "signal": returncode < 0,
         "killed": returncode == -signal.SIGKILL,
+        "asked": returncode in (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP),
         "code": returncode > 0,
+        "clean": returncode == 0,
     }[wanted]
 
 

@@ -138,18 +138,21 @@ def compose(
     draft: Path | None,
     depth: int | None = None,
     version: int | None = None,
+    trained_context: int | None = None,
     recommended: Mapping[str, Any] | None = None,
     alias: str | None = None,
 ) -> Launch:
     """Put the launch together.
 
     `depth`: how many tokens the drafter was trained to draft; `version`: 1 DFlash, 2 DFlash-2.
+    `trained_context`: how many tokens of context the target was trained for.
     `recommended`: a pair's flags, used where the user gave none.
 
     Raises UsageError and DflashError for what cannot work.
     """
     from dflashcpp.server.ports import free_port
 
+    check_allowed(table, given, verbatim)
     made = _Composer(table, given)
     made.take("--model")
     made.take("--model-draft")
@@ -161,6 +164,7 @@ def compose(
     nonce = f"~dflashcpp-{secrets.token_hex(6)}"
     spec = _drafting(made, draft, depth)
     _defaults(made, host)
+    _check_context(made, trained_context)
     _risks(made, version, draft)
     key_file = _api_key_file(made)
     port = port or free_port(host)
@@ -259,6 +263,34 @@ def _defaults(made: _Composer, host: str) -> None:
         made.notes.append(f"{name} is set in the environment: llama-server reads it too")
 
 
+def _check_context(made: _Composer, trained: int | None) -> None:
+    """llama-server caps a slot at the trained context, and all the same keeps memory for what was asked."""
+    asked = _whole(made.value("--ctx-size") or "0", "--ctx-size")
+    slots = max(1, _whole(made.value("--parallel") or "1", "--parallel"))
+    if trained and asked > trained * slots:
+        made.warnings.append(
+            f"-c {asked} is more than the {trained} tokens the target was trained for: llama-server uses "
+            f"{trained} for each slot and keeps memory for all of it (use -c {trained * slots})"
+        )
+
+
+def check_allowed(table: FlagTable, given: Sequence[Given], verbatim: Sequence[str] = ()) -> None:
+    """Refuse what never works here, or gives a key away, also after `--`; to be asked before anything is
+    fetched. Raises UsageError.
+    """
+    rows = knowledge.table("models/serving.toml")["risk"]
+    never = {risk["flag"]: risk for risk in rows if risk.get("never")}
+    for name in [*(flag.name for flag in given), *(word.partition("=")[0] for word in verbatim)]:
+        if table.same(name, "--api-key"):
+            raise UsageError(
+                "--api-key would show the key to everybody who lists processes",
+                hint="write it into a file only you can read, and pass --api-key-file FILE",
+            )
+        found = next((risk for flag, risk in never.items() if table.same(name, flag)), None)
+        if found is not None:
+            raise UsageError(found["text"], hint=found["fix"])
+
+
 def _risks(made: _Composer, version: int | None, draft: Path | None) -> None:
     """The table `[[risk]]` of models/serving.toml."""
     holds = {
@@ -279,12 +311,6 @@ def _risks(made: _Composer, version: int | None, draft: Path | None) -> None:
 
 
 def _api_key_file(made: _Composer) -> Path | None:
-    """A key never stands in argv, where every user of the machine can read it."""
-    if made.has("--api-key"):
-        raise UsageError(
-            "--api-key would show the key to everybody who lists processes",
-            hint="write it into a file only you can read, and pass --api-key-file FILE",
-        )
     value = made.value("--api-key-file")
     if value is None:
         return None
@@ -298,11 +324,21 @@ def _api_key_file(made: _Composer) -> Path | None:
 
 
 def read_api_key(path: Path | None) -> str | None:
-    """The first key of a key file; without a file the environment's, as llama-server has it."""
+    """The first key of a key file; without a file the environment's, as llama-server has it.
+
+    Raises DflashError when the file cannot be read or holds no key.
+    """
     if path is None:
         return os.environ.get("LLAMA_API_KEY", "").split(",")[0] or None
-    lines = [line.strip() for line in path.read_text().splitlines()]
-    return next((line for line in lines if line and not line.startswith("#")), None)
+    try:
+        lines = [line.strip() for line in path.expanduser().read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise DflashError(f"the API key file {path} cannot be read: {reason}") from error
+    found = next((line for line in lines if line and not line.startswith("#")), None)
+    if found is None:
+        raise DflashError(f"{path} holds no API key", hint="write the key into its first line")
+    return found
 
 
 def _whole(text: str, name: str) -> int:

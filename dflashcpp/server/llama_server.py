@@ -390,6 +390,7 @@ def prepare(
         draft=draft_path,
         depth=checked.drafter.max_draft if checked.drafter else None,
         version=checked.drafter.version if checked.drafter else None,
+        trained_context=checked.target_context,
         recommended=recommended,
         alias=alias,
     )

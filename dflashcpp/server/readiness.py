@@ -46,6 +46,7 @@ def wait_ready(
     with progress.task("loading the model") as task:
         _wait_listening(client, log, ended, stall, task.note)
     _check_ours(client, nonce, ended)
+    _check_model(client, ended)
     try:
         client.complete(_PROMPTS[1], n_predict=1, temperature=0, cache_prompt=False)
     except ClientError as error:
@@ -101,6 +102,27 @@ def _check_ours(client: Client, nonce: str, ended: Callable[[], DflashError | No
     raise _settled(ended, 1.0) or DflashError(
         f"{client.url} is answered by another server than the one just started", hint="choose another --port"
     )
+
+
+def serves_nothing(client: Client) -> bool:
+    """Whether it is a router: without a model llama-server answers as if all were well, but says that its
+    `model_path` is `none` (llama.cpp tools/server/server-models.cpp). Raises ClientError.
+    """
+    return str(client.props().get("model_path", "unknown")) in ("", "none")
+
+
+def _check_model(client: Client, ended: Callable[[], DflashError | None]) -> None:
+    try:
+        router = serves_nothing(client)
+    except ClientError as error:
+        if error.status in (404, 501):
+            return  # a fork without /props: the token that follows tells enough
+        raise _settled(ended) or error from error
+    if router:
+        raise DflashError(
+            f"{client.url} runs without a model (router mode)",
+            hint="is -m overruled by what stands after --?",
+        )
 
 
 def prove_drafting(client: Client, ended: Callable[[], DflashError | None]) -> Proof:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dflashcpp.errors import DflashError
 from dflashcpp.server import logs
+from dflashcpp.server.acceptance import AcceptanceWatch
 from dflashcpp.server.llama_server import LlamaServer
 
 FIRST_WAIT = 1.0
@@ -20,8 +21,8 @@ STEADY_SECONDS = 300.0
 MAX_FAILED_STARTS = 5
 
 
-class Told(BaseException):
-    """A signal asked us to end. A BaseException, so that no handler of errors takes it for a failure."""
+class Told(KeyboardInterrupt):
+    """A signal asked us to end. As Ctrl-C it is no error, so that no handler of errors takes it for one."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -105,9 +106,12 @@ def watch(
 
 
 def _until_ended(server: LlamaServer, log_limit: int, say: Callable[[str], None]) -> None:
-    looked = 0.0
+    looked, drafts, client = 0.0, AcceptanceWatch(server.log), server.client(retries=0)
     while server.returncode is None:
         time.sleep(0.1)
+        told = drafts.look(client)
+        if told is not None:
+            say(f"warning: {told}")
         if time.monotonic() - looked > 5:
             looked = time.monotonic()
             grown = server.growth_note()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -420,3 +421,38 @@ def test_the_log_is_followed_over_broken_links_to_the_servers_end(far: Host, fak
     assert stream.process is not None and stream.process.returncode == -signal.SIGKILL
     stream.close()
     assert _eventually(lambda: not _named("tail -c"))
+
+
+def test_a_start_that_is_given_up_leaves_no_server_and_no_lock(far: Host, fake: FakeSsh) -> None:
+    """Ctrl-C while the far side starts: the leash breaks before anybody knows the server."""
+    program = _program(fake.home, "exec sleep 4719.25")
+    slow = fake.home / ".bin"
+    slow.mkdir()
+    (slow / "readlink").write_text(
+        "#!/bin/sh\nsleep 1\necho same\n"
+    )  # holds the script up once it has forked
+    (slow / "readlink").chmod(0o755)
+    fake.set("relay", environment={"PATH": f"{slow}:{os.environ['PATH']}"})
+    stop = threading.Event()
+
+    def begin() -> None:
+        with contextlib.suppress(DflashError):
+            far.run("start", "9001", "{}", program, stop=stop)
+
+    starting = threading.Thread(target=begin)
+    starting.start()
+    assert _eventually(lambda: bool(_named("4719.25")))
+    stop.set()
+    starting.join()
+    assert _eventually(lambda: not _named("4719.25") and not _named("dflashcpp-wait"))
+    state = fake.home / ".local/state/dflashcpp/remote/9001"
+    assert _eventually(lambda: not (state / "lock").exists())
+    assert not (state / "pid").exists()
+
+
+def test_following_a_log_ends_with_the_fault_that_nothing_can_mend(far: Host, fake: FakeSsh) -> None:
+    fake.set("denied")
+    stream = server.LogStream(far, 9001, lambda piece: None).start()
+    with pytest.raises(DflashError, match="authentication"):
+        stream.wait()
+    fake.set("relay")

@@ -14,10 +14,13 @@ import pytest
 
 from dflashcpp import pairs
 from dflashcpp.errors import DflashError
-from dflashcpp.remote import building, command, engine, files, models, serving
+from dflashcpp.remote import building, command, engine, files, models, server, serving
 from dflashcpp.remote.command import Ssh
 from dflashcpp.remote.host import Host
 from dflashcpp.remote.models import Store
+from dflashcpp.server.flags import FlagTable, Given
+from dflashcpp.server.launch import compose, read_api_key
+from tests.support import fake_llama_server
 from tests.support.fake_ssh import FakeSsh
 from tests.support.stand_in import StandIn
 
@@ -159,6 +162,52 @@ def test_an_api_key_goes_over_unseen_and_readable_for_the_user_alone(far: Host, 
     assert "hunter2" not in json.dumps(fake.calls())
     with pytest.raises(DflashError, match="cannot be written"):
         files.write_small(far, str(fake.home), b"x", serving._WRITE_SECRET)
+
+
+def test_an_api_key_is_over_there_from_start_to_stop_and_no_longer(
+    far: Host, fake: FakeSsh, tmp_path: Path
+) -> None:
+    key = tmp_path / "a key"
+    key.write_text("hunter2\n")
+    key.chmod(0o600)
+    table = FlagTable.parse(fake_llama_server.HELP)
+    given = [Given("--api-key-file", str(key)), Given("--port", "9002")]
+    facts = far.facts()
+    composed = compose(table, Path("/b/llama-server"), given, model=Path("/m.gguf"), draft=None)
+    launch = serving._with_key(facts, composed)
+    there = fake.home / ".local/state/dflashcpp/remote/9002.key"
+    assert str(there) in launch.argv and str(key) not in launch.argv
+    assert not there.exists()  # a dry run goes no further
+    serving.send_key(far, facts, launch)
+    assert there.read_text() == "hunter2\n" and there.stat().st_mode & 0o077 == 0
+    server.start(far, 9002, [str(program(fake.home, "sleeps", "exec sleep 4721.25"))], {"work": []})
+    server.stop(far, 9002, 1)
+    assert not there.exists()
+    assert "hunter2" not in json.dumps(fake.calls())
+
+
+def test_a_dry_run_fetches_nothing_and_says_so(
+    far: Host, fake: FakeSsh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program(fake.home, "dflashcpp", f"echo \"$@\" >>'{tmp_path}/calls'; exit 1")
+    (tmp_path / "target.gguf").write_bytes(b"x")
+    store = Store(far, far.facts(), push=True, dry_run=True)
+    with pytest.raises(DflashError) as named:
+        store.named("target.gguf", "-m")
+    with pytest.raises(DflashError) as pair:
+        models.of_pair(store, pairs.load_pair(), None, with_draft=True)
+    for caught in (named, pair):
+        assert "dry run" in str(caught.value.hint)
+    assert not (tmp_path / "calls").exists()
+
+
+@pytest.mark.parametrize("text", [None, "", "# only a remark\n"])
+def test_a_key_file_that_is_missing_or_empty_is_a_sentence(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "key").write_text(text)
+    with pytest.raises(DflashError, match="key"):
+        read_api_key(tmp_path / "key")
 
 
 def test_nothing_of_a_build_is_left_when_we_are_ended(far: Host, fake: FakeSsh) -> None:

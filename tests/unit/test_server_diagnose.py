@@ -135,7 +135,37 @@ SAMPLES = [
     ("DSpark draft has no confidence head: please set --spec-draft-p-min 0", 1, "flags", "confidence"),
     ("E srv load_model: failed to load draft model, 'd.gguf'", 1, "file", "d.gguf"),
     ("E srv load_model: failed to load model, 'm.gguf'", 1, "file", "m.gguf"),
+    ("I srv  llama_server: starting server in router mode", None, "flags", "router mode"),
+    ("llama_quantize: invalid ftype 'BOGUS'", 1, "flags", "BOGUS"),
+    (
+        "llama_model_quantize: failed to quantize: requantizing from type q4_1 is disabled",
+        1,
+        "file",
+        "quantised already",
+    ),
+    (
+        "llama_model_quantize: failed to quantize: failed to open x.gguf: No such file",
+        1,
+        "file",
+        "failed to open x.gguf",
+    ),
+    (
+        "I spec common_specu: - gpu_layers=-1, cache_k=q8_0, cache_v=q8_0, ctx_tgt=yes\n"
+        "I slot print_timing: id  0 | task 4 | draft acceptance = 0.01333 (    2 accepted /   150 generated)",
+        None,
+        "drafting",
+        "quantised",
+    ),
+    (
+        "I spec common_specu: - gpu_layers=-1, cache_k=f16, cache_v=f16, ctx_tgt=yes\n"
+        "I slot print_timing: id  0 | task 4 | draft acceptance = 0.00000 (    0 accepted /   150 generated)",
+        None,
+        "drafting",
+        "no draft was accepted",
+    ),
     ("", -9, "killed", "killed"),
+    ("", -15, "killed", "SIGTERM"),
+    ("operator(): operator(): cleaning up before exit...", 0, "killed", "told to end"),
     ("src/llama-kv-cache.cpp:77: GGML_ASSERT(n > 0) failed", -6, "unknown", "llama-kv-cache.cpp:77"),
     ("", -11, "unknown", "SIGSEGV"),
 ]
@@ -149,6 +179,92 @@ def test_a_text_or_exit_state_has_its_cause_and_remedy(log: str, code: int, kind
     assert re.search(word, found.cause)
     assert found.fix
     assert found.line in log
+
+
+# The ends of llama-server and its relatives as measured: exit state, all that was printed, words of the answer.
+MEASURED = [
+    (0, "operator(): operator(): cleaning up before exit...", "good order"),
+    (-15, "", "told to end (SIGTERM)"),
+    (
+        1,
+        "E gguf_init_from_file: failed to open GGUF file 'nope.gguf' (No such file or directory)\n"
+        "E llama_model_load: error loading model: llama_model_loader: failed to load model from nope.gguf\n"
+        "E srv load_model: failed to load model, 'nope.gguf'\n"
+        "E srv llama_server: exiting due to model loading error",
+        "nope.gguf cannot be opened: No such file",
+    ),
+    (
+        1,
+        "E gguf_init_from_reader: invalid magic characters: 'NOPE', expected 'GGUF'\n"
+        "E srv load_model: failed to load model, 'x.gguf'",
+        "it begins with 'NOPE'",
+    ),
+    (1, "E gguf_init_from_reader: failed to read key-value pairs", "ends inside its header"),
+    (1, "E gguf_init_from_reader: failed to read magic", "ends inside its header"),
+    (
+        1,
+        "E llama_model_load: error loading model: tensor 'blk.16.ffn_down.weight' data is not within the file "
+        "bounds, model is corrupted or incomplete",
+        "cut off: blk.16.ffn_down.weight",
+    ),
+    (1, "E llama_model_load: error loading model: unknown model architecture: 'zzzzz'", "'zzzzz'"),
+    (
+        1,
+        "E srv start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 18099\n"
+        "E srv llama_server: exiting due to HTTP server error",
+        "port 18099 on 127.0.0.1 is taken",
+    ),
+    (1, "error: invalid argument: --frobnicate", "does not know --frobnicate"),
+    (1, 'error while handling argument "-c": stoi', "refuses -c: stoi"),
+    (1, 'error while handling argument "-c": expected value for argument', "refuses -c: expected value"),
+    (
+        1,
+        'error while handling argument "--spec-type": unknown speculative type: draft-foo',
+        "does not know --spec-type draft-foo",
+    ),
+    (
+        1,
+        'error while handling argument "--draft-max": the argument has been removed. use --spec-draft-n-max or '
+        "--spec-ngram-mod-n-max",
+        "use --spec-draft-n-max",
+    ),
+    (
+        1,
+        "W common_fit_params: failed to fit params to free device memory: was unable to fit model into system "
+        "memory by reducing context, abort\n"
+        "E ggml_aligned_malloc: insufficient memory (attempted to allocate 219729.38 MB)\n"
+        "E llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache\n"
+        "E srv load_model: failed to create_context with model 'm.gguf'",
+        "no 219729.38 MB left",
+    ),
+    (
+        1,
+        "W operator(): failed to measure the memory of the extra model, fitting without it\n"
+        "E srv load_model: failed to load draft model, 'nope.gguf'",
+        "drafter nope.gguf could not be loaded",
+    ),
+    (
+        -6,
+        'common/speculative.cpp:974: GGML_ASSERT(target_layer_ids_n > 0 && "DFlash model has no '
+        'target_layer_ids") failed',
+        "ordinary model",
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "log", "words"), MEASURED)
+def test_every_measured_end_is_explained(tmp_path: Path, code: int, log: str, words: str) -> None:
+    file = tmp_path / "server.log"
+    file.write_text(f"0.00.001.964 I srv  llama_server: initializing ...\n{log}\n")
+    error = explain_exit(file, code)
+    assert words in error.message
+    assert error.hint and str(file) in error.hint
+
+
+def test_an_answer_without_accepted_drafts_does_not_explain_a_crash() -> None:
+    found = diagnose("draft acceptance = 0.00000 (0 accepted / 15 generated)", -11)
+    assert found is not None
+    assert "SIGSEGV" in found.cause
 
 
 def test_every_row_of_the_table_is_reached_by_a_sample() -> None:

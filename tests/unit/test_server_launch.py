@@ -151,6 +151,23 @@ def test_split_mode_tensor_only_stops_a_drafter_that_cannot_do_it() -> None:
     assert not made("-sm", "tensor", draft=None).warnings
 
 
+@pytest.mark.parametrize(
+    "words", [("-hf", "a/b"), ("--hf-repo-draft", "a/b"), ("--api-key", "x"), ("-mu", "u")]
+)
+def test_a_double_dash_lets_nothing_pass_that_never_works_or_shows_a_key(words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as caught:
+        made("--", *words)
+    assert caught.value.hint
+
+
+def test_a_context_beyond_the_trained_one_is_warned_about() -> None:
+    def told(*words: str) -> str:
+        return " ".join(made(*words, trained_context=8192).warnings)
+
+    assert "uses 8192 for each slot" in told("-c", "1000000")
+    assert "trained for" not in told("-c", "8192") + told() + told("-c", "16384", "-np", "2")
+
+
 def test_flags_after_a_double_dash_are_passed_unseen() -> None:
     assert made("--", "--brand-new", "1").argv[-2:] == ["--brand-new", "1"]
 

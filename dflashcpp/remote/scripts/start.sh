@@ -22,11 +22,28 @@ rm -f "$dir/pid" "$dir/exit"
 [ ! -f "$dir/log" ] || mv -f "$dir/log" "$dir/log.1"
 printf '%s' "$facts" >"$dir/facts" && : >"$dir/log" && [ "$(size_of "$dir/facts")" -gt 0 ] ||
     fail "nothing can be written in $dir" 20
+# Who asked is gone: nothing may be left that nobody knows of.
+give_up() {
+    tries=0
+    while [ -z "$child" ] && [ -n "$begun" ] && [ "$tries" -lt 25 ]; do
+        child=$(cat "$dir/child" 2>/dev/null) || pause
+        tries=$((tries + 1))
+    done
+    [ -z "$child" ] || kill "$child" 2>/dev/null
+    rm -f "$dir/child"
+    rmdir "$lock" 2>/dev/null
+    trap - EXIT
+    exit 143
+}
+child=
+begun=
+trap give_up TERM HUP INT
 apart=nohup
 command -v setsid >/dev/null 2>&1 && apart=setsid
 GGML_NO_BACKTRACE=1
 export GGML_NO_BACKTRACE
 # The small shell that stays waits for the server, to keep why it ended; it ends with it.
+begun=yes
 $apart sh -c '
     dir=$1
     shift

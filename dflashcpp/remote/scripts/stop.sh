@@ -1,6 +1,7 @@
 # $1 name, $2 seconds of grace. Ends exactly the process that was noted, by pid, start time and program.
 dir=$(server_dir "$1")
 [ -d "$dir" ] || exit 25
+rm -f "$dir.key" "$HOME/.local/state/dflashcpp/remote/$1.key"
 if ! running "$dir"; then
     report "$dir"
     rm -f "$dir/pid"

@@ -25,7 +25,8 @@ def test_help_lists_every_command() -> None:
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; from dflashcpp.cli.app import run; run(['--help']);"
-        "heavy = {'dflashcpp.llamacpp', 'dflashcpp.drafter', 'importlib.metadata', 'numpy', 'torch', 'gguf', 'requests', 'huggingface_hub', 'psutil', 'safetensors', 'rich'};"
+        "heavy = {'dflashcpp.llamacpp', 'dflashcpp.drafter', 'importlib.metadata', 'numpy', 'torch', 'gguf',"
+        "'requests', 'huggingface_hub', 'psutil', 'safetensors', 'rich'};"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -107,7 +107,12 @@ def _show(output: Output, made: Plan) -> None:
         freed = [[row.flags, f"{row.mib:.2f}", row.cost] for row in made.savings]
         output.table(["flags", "frees MiB", "costs"], freed, title="what frees how much")
     for row in made.published:
-        output.text(f"published with {row['drafter']} on the unpatched engine: {row['total']:.2f} MiB in all")
+        if row["total"] is None:
+            continue
+        bare, ours = row["total"], row["patched"]["total"]
+        output.text(
+            f"with {row['drafter']} as published, at start: {bare:.2f} MiB unpatched, {ours:.2f} MiB patched"
+        )
 
 
 def _origin(origin: str, error: float) -> str:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dflashcpp.memory.planning import Plan
-    from dflashcpp.memory.prepare import as_dict, plan
+    from dflashcpp.memory.prepare import plan
+    from dflashcpp.memory.report import as_dict
 
 __all__ = ["Plan", "as_dict", "plan"]
 
@@ -16,8 +17,12 @@ def __getattr__(name: str) -> Any:
         from dflashcpp.memory.planning import Plan
 
         return Plan
-    if name in ("plan", "as_dict"):
-        from dflashcpp.memory import prepare
+    if name == "plan":
+        from dflashcpp.memory.prepare import plan
 
-        return getattr(prepare, name)
+        return plan
+    if name == "as_dict":
+        from dflashcpp.memory.report import as_dict
+
+        return as_dict
     raise AttributeError(f"module 'dflashcpp.memory' has no attribute '{name}'")

@@ -252,22 +252,22 @@ def _fits(target: Model, drafter: Model | None, settings: Settings, room: Room) 
 
 
 def with_published(lines: Sequence[Line], values: Mapping[str, float], kinds: Sequence[str]) -> list[Line]:
-    """`lines` with the published value in place of those named; a missing one is added."""
+    """`lines` with the published value (measured on a device) in place of those named."""
     found = list(lines)
     for name in kinds:
-        if name not in values:
-            continue
         context, _, kind = name.partition("_")
-        index = next(
-            (
-                i
-                for i, line in enumerate(found)
-                if (line.context, line.kind, line.place) == (context, kind, "device")
-            ),
-            None,
-        )
-        if index is None:
-            found.insert(0, Line(context, kind, "device", values[name], of.PUBLISHED))
-        else:
-            found[index] = replace(found[index], mib=values[name], origin=of.PUBLISHED, error=0.0)
+        mine = (context, kind, "device")
+        if name in values:
+            found = [
+                replace(line, mib=values[name], origin=of.PUBLISHED, error=0.0)
+                if (line.context, line.kind, line.place) == mine
+                else line
+                for line in found
+            ]
     return found
+
+
+def known_weights(mib: float, settings: Settings, error: float = 0.0, note: str = "") -> Line:
+    """The weights of a target that is not here, as published."""
+    place = "device" if settings.on_device else "host"
+    return Line("target", "weights", place, mib, of.PUBLISHED, error, note)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflashcpp.errors import DflashError, UsageError
 from dflashcpp.memory import lines as of
-from dflashcpp.memory import measure, planning, residuals, sources
+from dflashcpp.memory import measure, planning, published, residuals, sources
 from dflashcpp.memory.lines import Line
 from dflashcpp.memory.model import Model
 from dflashcpp.memory.planning import Plan, Room
@@ -21,11 +21,17 @@ if TYPE_CHECKING:
     from dflashcpp.pairs import Pair
 
 
+_FILE_ERROR = 0.1
+
+
 @dataclass(frozen=True)
 class _Models:
+    """`facts`: the target is known by facts alone; `weights`: what they say its weights are."""
+
     target: Model
     drafter: Model | None
-    published: Mapping[str, float]
+    facts: bool = False
+    weights: Line | None = None
 
 
 def plan(
@@ -53,8 +59,8 @@ def plan(
     Raises DflashError and UsageError, naming file or flag.
     """
     known = _pair(pair, target)
-    models = _models(known, target, drafter, type, progress)
     settings = _settings(known, flags, device_memory, patched)
+    models = _models(known, target, drafter, type, settings, progress)
     room = _room(settings, device_memory)
     found = planning.make_lines(models.target, models.drafter, settings)
     found = _with_weights(found, models)
@@ -67,8 +73,8 @@ def plan(
         target=models.target,
         drafter=models.drafter,
         room=room,
-        warnings=(*planning.warn(models.target, models.drafter, settings), *told),
-        published=tuple(_published(known, models, settings)),
+        warnings=(*_not_here(known, models), *planning.warn(models.target, models.drafter, settings), *told),
+        published=tuple(published.published(known, models.target, settings)) if known else (),
         savings=tuple(planning.savings(models.target, models.drafter, settings)) if with_savings else (),
     )
     if max_context:
@@ -91,15 +97,15 @@ def _models(
     target: str | Path | None,
     drafter: str | Path | None,
     recipe: str | None,
+    settings: Settings,
     progress: Progress,
 ) -> _Models:
     if pair is None:
         assert target is not None
         own = sources.drafter_of(drafter, recipe) if drafter is not None else None
-        return _Models(_given_target(target), own, {})
+        return _Models(_given_target(target), own)
     own = sources.drafter_of(drafter, recipe) if drafter is not None else _pair_drafter(pair, recipe)
-    model, values = _pair_target(pair, progress)
-    return _Models(model, own, values)
+    return _pair_target(pair, own, settings, progress)
 
 
 def _given_target(target: str | Path) -> Model:
@@ -111,20 +117,38 @@ def _given_target(target: str | Path) -> Model:
     return model
 
 
-def _pair_target(pair: Pair, progress: Progress) -> tuple[Model, Mapping[str, float]]:
+def _pair_target(pair: Pair, drafter: Model, settings: Settings, progress: Progress) -> _Models:
     """The target from the file here, from facts, or from the header on the Hub."""
     from dflashcpp.pairs import local_target
 
     here = local_target(pair)
     if here is not None:
-        return sources.from_gguf(here), {}
+        return _Models(sources.from_gguf(here), drafter)
     facts = pair.facts.get("target", {})
     model = sources.target_from_facts(facts, f"{pair.name} (facts)")
     if model is not None:
-        return model, _memory_values(pair, 2)
+        return _Models(model, drafter, True, _known_weights(pair, facts, settings))
     url = _url(pair)
     progress.say(f"reading the header of {url}")
-    return sources.from_gguf(url), {}
+    return _Models(sources.from_gguf(url), drafter)
+
+
+def _not_here(pair: Pair | None, models: _Models) -> list[str]:
+    if pair is None or not models.facts:
+        return []
+    return [f"the target is not on this machine: planned from known facts ({pair.facts['origin']})"]
+
+
+def _known_weights(pair: Pair, facts: Mapping[str, Any], settings: Settings) -> Line | None:
+    """Measured, or told by the facts, or the size of the file, which holds a little more."""
+    told = _memory_values(pair, 2).get("target_weights", facts.get("weights_mib"))
+    if told is not None:
+        return planning.known_weights(float(told), settings)
+    size = pair.target.bytes
+    if not size:
+        return None
+    note = "size of the file; the embeddings in it stay on the host"
+    return planning.known_weights(size / of.MIB, settings, _FILE_ERROR, note)
 
 
 def _url(pair: Pair) -> str:
@@ -146,12 +170,8 @@ def _pair_drafter(pair: Pair, recipe: str | None) -> Model:
     return sources.drafter_from_facts(pair.facts["drafter"], kind, f"{pair.name} drafter (facts)")
 
 
-def _memory_rows(pair: Pair) -> list[Mapping[str, Any]]:
-    return [row for row in pair.measured if str(row.get("what", "")).startswith("memory in MiB")]
-
-
 def _memory_values(pair: Pair, version: int) -> Mapping[str, float]:
-    for row in _memory_rows(pair):
+    for row in published.memory_rows(pair):
         if int(row.get("version", 2)) == version:
             values: Mapping[str, float] = row["values"]
             return values
@@ -199,11 +219,11 @@ def _residual(uuid: str, driver: str, patched: bool) -> Residual | None:
 
 
 def _with_weights(lines: list[Line], models: _Models) -> list[Line]:
-    """A target known by facts alone has published weights, or none that can be said."""
-    if not models.published:
+    """A target known by facts alone has the weights that were told, or none that can be said."""
+    if not models.facts:
         return lines
     kept = [line for line in lines if (line.context, line.kind) != ("target", "weights")]
-    return planning.with_published(kept, models.published, ["target_weights"])
+    return ([models.weights] if models.weights else []) + kept
 
 
 def _with_engine(
@@ -253,143 +273,13 @@ def _fit_params(settings: Settings) -> Path | None:
         return None
 
 
-def _published(pair: Pair | None, models: _Models, settings: Settings) -> list[dict[str, Any]]:
-    """What was measured elsewhere beside what we plan for the same engine, unpatched.
-
-    The totals take the published value where a line cannot be planned: the target's weights, and the
-    layout of a DFlash-2 drafter's buffer in the llama.cpp of August 2026.
-    """
-    if pair is None or not models.published:
-        return []
-    rows = []
-    for row in _memory_rows(pair):
-        version = int(row.get("version", 2))
-        drafter = _published_drafter(pair, row, version)
-        bare = settings.changed(patched=False, draft_sampling=False)
-        planned = planning.make_lines(models.target, drafter, bare, beside=False)
-        counted = [line for line in planned if line.kind not in ("extraction", "output", "readback")]
-        same = int(row.get("context", 0)) == settings.context and settings.ubatch == int(row.get("ubatch", 0))
-        kinds = ["target_weights"] + (["draft_compute"] if same and settings.parallel == 1 else [])
-        counted = planning.with_published(
-            [line for line in counted if (line.context, line.kind) != ("target", "weights")],
-            row["values"],
-            kinds,
-        )
-        rows.append(
-            {
-                "drafter": f"DFlash v{version}",
-                "origin": row.get("origin", "published"),
-                "settings": row.get("settings", ""),
-                "same_settings": same,
-                "published": dict(row["values"]),
-                "planned": _by_name([line for line in planned if line.place == "device"]),
-                "total": round(of.total(counted, "device"), 2),
-            }
-        )
-    return rows
-
-
-def _published_drafter(pair: Pair, row: Mapping[str, Any], version: int) -> Model:
-    facts = {**pair.facts["drafter"], "version": version}
-    return sources.drafter_from_facts(
-        facts, str(row.get("type", "Q4_K_M")), f"{pair.name} v{version}", tuple(row.get("tensor_types", ()))
-    )
-
-
-def _by_name(lines: Sequence[Line]) -> dict[str, float]:
-    names: dict[str, float] = {}
-    for line in lines:
-        kind = "kv" if line.context == "draft" and line.kind == "kv_swa" else line.kind
-        key = f"{line.context}_{kind}"
-        names[key] = round(names.get(key, 0.0) + line.mib, 2)
-    return names
-
-
 def _largest(made: Plan, models: _Models) -> int:
     if made.room is None:
         raise DflashError(
             "no device was found to fit a context into", hint="say its memory: --device-memory MIB"
         )
     extra = sum(line.mib for line in made.lines if line.context == "mmproj" and line.place == made.place)
-    extra += float(models.published.get("target_weights", 0.0))
+    if models.weights is not None:
+        extra += models.weights.mib * (1 + models.weights.error)
     room = replace(made.room, used=made.room.used + extra)
     return planning.largest_context(models.target, models.drafter, made.settings, room)
-
-
-def as_dict(made: Plan) -> dict[str, Any]:
-    """The plan for `--json`: sums by context, every line with its origin, savings. MiB throughout."""
-    contexts = dict.fromkeys(line.context for line in made.lines)
-    sums = {context: _sums(made, context) for context in contexts}
-    return {
-        **sums,
-        "total": round(made.total, 2),
-        "band": [round(edge, 2) for edge in made.band],
-        "host_total": round(of.total(list(made.lines), "host"), 2),
-        "place": made.place,
-        "room": _room_dict(made),
-        "fits": made.fits,
-        "short_by": round(made.short, 2),
-        "max_context": made.largest_context,
-        "engine": "patched" if made.settings.patched else "unpatched",
-        "lines": [
-            {
-                "name": line.name,
-                "context": line.context,
-                "kind": line.kind,
-                "place": line.place,
-                "mib": round(line.mib, 2),
-                "origin": line.origin,
-                "error": line.error,
-                "note": line.note,
-            }
-            for line in made.lines
-        ],
-        "savings": [{"flags": row.flags, "mib": row.mib, "cost": row.cost} for row in made.savings],
-        "engines": _engines(made),
-        "published": list(made.published),
-        "warnings": list(made.warnings),
-    }
-
-
-def _engines(made: Plan) -> dict[str, Any]:
-    """The same under our engine and the pristine one: sums by context, total."""
-    found = {}
-    for name, patched in (("patched", True), ("unpatched", False)):
-        lines = planning.make_lines(
-            made.target, made.drafter, made.settings.changed(patched=patched), beside=False
-        )
-        kept = [line for line in made.lines if line.origin == of.PUBLISHED or line.context == "mmproj"]
-        replaced = {(line.context, line.kind) for line in kept}
-        other = replace(
-            made, lines=(*kept, *(line for line in lines if (line.context, line.kind) not in replaced))
-        )
-        sums = {context: _sums(other, context) for context in dict.fromkeys(line.context for line in lines)}
-        found[name] = {**sums, "total": round(other.total, 2)}
-    return found
-
-
-def _sums(made: Plan, context: str) -> dict[str, float]:
-    """By kind where memory is scarce; the rest of the host under `host`."""
-    sums: dict[str, float] = {}
-    for line in made.lines:
-        if line.context != context:
-            continue
-        kind = line.kind if line.place == made.place else "host"
-        kind = "kv" if context == "draft" and kind == "kv_swa" else kind
-        sums[kind] = round(sums.get(kind, 0.0) + round(line.mib, 2), 2)
-    return sums
-
-
-def _room_dict(made: Plan) -> dict[str, Any] | None:
-    room = made.room
-    if room is None:
-        return None
-    return {
-        "name": room.name,
-        "total": round(room.total, 2),
-        "used_by_others": round(room.used, 2),
-        "driver": round(room.driver, 2),
-        "residual": round(room.residual, 2),
-        "free": round(room.free, 2),
-        "origin": room.origin,
-    }

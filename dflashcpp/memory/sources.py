@@ -175,18 +175,33 @@ def drafter_keys(drafter: Drafter) -> dict[str, Any]:
     return {"general.architecture": "dflash"} | named
 
 
+_NEEDED = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab")
+
+
 def target_from_facts(facts: Mapping[str, Any], source: str) -> Model | None:
     """The target of a known pair before any download; None when too little is known.
 
     Tensor shapes come from `block` and `outside` of the architecture's row; their types are not known.
     """
-    rules = knowledge.table("models/architectures.toml").get(facts.get("architecture", ""), {})
-    needed = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab")
-    if "block" not in rules or any(name not in facts for name in needed):
+    arch = str(facts.get("architecture", ""))
+    rules = knowledge.table("models/architectures.toml").get(arch, {})
+    if "block" not in rules or any(name not in facts for name in _NEEDED):
         return None
-    sizes = {name: int(facts[name]) for name in needed}
-    arch = facts["architecture"]
-    keys = {
+    sizes = {name: int(facts[name]) for name in _NEEDED}
+    keys = _target_keys(facts, sizes) | dict(rules.get("facts", {}))
+    values = {"general.architecture": arch} | {f"{arch}.{name}": value for name, value in keys.items()}
+    recurrent = [layer.recurrent for layer in read_model(PlannedHeader(source, values)).layers]
+    sizes |= _ssm_sizes(facts.get("keys", {}))
+    tensors = {
+        name: PlannedTensor(name, tuple(_size(text, sizes) for text in ne), 0, 0)
+        for name, ne in _named(rules, recurrent)
+        if name != "output.weight" or not facts.get("tied")
+    }
+    return read_model(PlannedHeader(source, values, tensors))
+
+
+def _target_keys(facts: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    return {
         "block_count": sizes["layers"],
         "context_length": facts.get("context", 0),
         "embedding_length": sizes["hidden"],
@@ -197,20 +212,23 @@ def target_from_facts(facts: Mapping[str, Any], source: str) -> Model | None:
         "attention.value_length": sizes["head_dim"],
         "attention.sliding_window": facts.get("window", 0),
         "vocab_size": sizes["vocab"],
-        **rules.get("facts", {}),
+        **facts.get("keys", {}),
     }
-    values = {"general.architecture": arch} | {f"{arch}.{name}": value for name, value in keys.items()}
-    tensors = {
-        name: PlannedTensor(name, tuple(_size(text, sizes) for text in ne), 0, 0)
-        for name, ne in _named(rules, sizes["layers"])
-    }
-    return read_model(PlannedHeader(source, values, tensors))
 
 
-def _named(rules: Mapping[str, Any], layers: int) -> Iterable[tuple[str, list[str]]]:
+def _ssm_sizes(keys: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes of recurrent blocks by their metadata names, and the channels of their convolution."""
+    sizes = {name: int(value) for name, value in keys.items() if name.startswith("ssm.")}
+    if sizes:
+        wide = 2 * sizes["ssm.group_count"] * sizes["ssm.state_size"]
+        sizes["ssm_channels"] = sizes["ssm.inner_size"] + wide
+    return sizes
+
+
+def _named(rules: Mapping[str, Any], recurrent: Sequence[bool]) -> Iterable[tuple[str, list[str]]]:
     yield from rules["outside"].items()
-    for index in range(layers):
-        for name, ne in rules["block"].items():
+    for index, kind in enumerate(recurrent):
+        for name, ne in rules["recurrent_block" if kind else "block"].items():
             yield f"blk.{index}.{name}", ne
 
 

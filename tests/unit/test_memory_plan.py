@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from dflashcpp.cli.app import run
 from dflashcpp.errors import DflashError, UsageError
 from dflashcpp.memory import as_dict, plan
 from dflashcpp.memory.planning import Plan
+from dflashcpp.pairs import list_pairs
 
 MUSE = ("-c", "131072", "-ub", "512", "-np", "1")
 
@@ -34,6 +37,49 @@ def test_the_published_totals_come_out_for_both_drafters() -> None:
     assert first["planned"]["draft_compute"] == 407.62
     assert first["total"] == 14838.95
     assert second["total"] == 14907.78
+
+
+def test_both_drafters_and_both_engines_are_in_the_json_by_name() -> None:
+    data = as_dict(_muse())
+    first, second = data["drafters"]["v1"], data["drafters"]["v2"]
+    assert first["unpatched"] == {"weights": 1543.17, "kv": 50.0, "compute": 407.62, "total": 14838.95}
+    assert second["unpatched"]["weights"] == 1556.95 and second["unpatched"]["total"] == 14907.78
+    assert second["unpatched"]["compute"] == pytest.approx(462.67, rel=0.02)
+    target = data["engines"]["unpatched"]["target"]
+    assert (target["kv"], target["kv_swa"], target["compute"]) == (1664.0, 97.5, 273.52)
+    patched = second["patched"]
+    parts = patched["weights"] + patched["kv"] + patched["compute"]
+    assert patched["total"] == pytest.approx(12838.16 + parts, abs=0.011)
+    assert patched["compute"] < second["unpatched"]["compute"] / 20
+
+
+def test_the_same_pair_on_the_cpu_has_its_weights_in_the_machines_memory() -> None:
+    made = plan("muse-glimmer-30b", flags=("-c", "4096", "-ngl", "0"), with_savings=False)
+    assert made.mib("target", "weights", "host") == 10803.14
+    assert made.total > 10803.14 and made.published[0]["total"] is not None
+
+
+def test_every_known_pair_can_be_planned_before_any_download(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("nothing may be fetched")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    for pair in list_pairs():
+        made = plan(pair.name, flags=("-c", "8192"), with_savings=False)
+        assert made.target.known and made.mib("target", "weights") > 90
+        assert any("planned from known facts" in text for text in made.warnings)
+
+
+def test_a_hybrid_pair_counts_its_states_and_the_size_of_its_file_has_a_band(own_cache: Path) -> None:
+    made = plan("qwen3.8-27b", flags=("-c", "8192", "--spec-draft-n-max", "4"), with_savings=False)
+    assert made.mib("target", "kv", "device") == 16 * 8192 * 2 * 4 * 256 * 2 / 2**20
+    states = 48 * 4 * (128 * 6144 + 3 * (6144 + 2 * 16 * 128)) * 5
+    assert made.mib("target", "recurrent", "device") == pytest.approx(states / 2**20, abs=0.005)
+    line = next(line for line in made.lines if (line.context, line.kind) == ("target", "weights"))
+    assert (line.origin, line.error) == ("published", 0.1)
+    assert made.mib("draft", "weights", "device") == 1079.61
 
 
 def test_a_target_that_is_not_here_has_published_weights_and_says_so() -> None:

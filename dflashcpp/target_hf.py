@@ -74,4 +74,4 @@ def _name(folder: Path, config: Mapping[str, Any]) -> str:
     repo, _ = hub_origin(folder)
     said = config.get("_name_or_path")
     name = repo or (said if isinstance(said, str) and said else folder.absolute().name)
-    return name.rpartition("/")[2] or name
+    return (name.rpartition("/")[2] or name).encode("utf-8", "replace").decode()

@@ -40,6 +40,8 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], vocab: int) -> dict[
     """
     model, json_file = folder / "tokenizer.model", folder / "tokenizer.json"
     pieces = read_pieces(model) if model.is_file() else None
+    if pieces is None and model.is_file() and not json_file.is_file():
+        raise DflashError(f"{model} is no SentencePiece model, and there is no tokenizer.json", hint=_ASK)
     if pieces is None and not json_file.is_file():
         there = sorted(path.name for path in folder.iterdir())
         raise DflashError(
@@ -72,17 +74,13 @@ def _bpe(described: Mapping[str, Any], vocab: int, path: Path) -> dict[str, Kv]:
     tokens, kinds = _blank(vocab)
     for text, number in model["vocab"].items():
         _put(tokens, kinds, number, text, _NORMAL, path)
-    for entry in _added(described):
-        kind = _CONTROL if entry.get("special") or _looks_special(entry["content"]) else _USER
-        _put(tokens, kinds, entry["id"], entry["content"], kind, path)
+    _put_added(tokens, kinds, described, path)
     return {
         "tokenizer.ggml.model": Kv.string("gpt2"),
         "tokenizer.ggml.pre": Kv.string(pre),
         "tokenizer.ggml.tokens": Kv.array(ValueType.STRING, tokens),
         "tokenizer.ggml.token_type": Kv.array(ValueType.INT32, kinds),
-        "tokenizer.ggml.merges": Kv.array(
-            ValueType.STRING, [_merge(pair, path) for pair in model.get("merges", [])]
-        ),
+        "tokenizer.ggml.merges": Kv.array(ValueType.STRING, _merges(model, path)),
     }
 
 
@@ -91,7 +89,7 @@ def _blank(vocab: int) -> tuple[list[str], list[int]]:
 
 
 def _put(tokens: list[str], kinds: list[int], number: Any, text: Any, kind: int, path: Path) -> None:
-    if type(number) is not int or not isinstance(text, str):
+    if type(number) is not int or not isinstance(text, str) or not _is_text(text):
         raise DflashError(f"{path}: the token {str(text)[:40]!r} has the number {str(number)[:40]!r}")
     if not 0 <= number < len(tokens):
         raise DflashError(
@@ -99,6 +97,18 @@ def _put(tokens: list[str], kinds: list[int], number: Any, text: Any, kind: int,
             hint="config and tokenizer belong to different models",
         )
     tokens[number], kinds[number] = text, kind
+
+
+def _is_text(text: str) -> bool:
+    """JSON may hold halves of surrogate pairs, which are no text that a GGUF can store."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _put_added(tokens: list[str], kinds: list[int], described: Mapping[str, Any], path: Path) -> None:
+    for entry in _added(described):
+        text = entry["content"]
+        special = entry.get("special") or (isinstance(text, str) and _looks_special(text))
+        _put(tokens, kinds, entry["id"], text, _CONTROL if special else _USER, path)
 
 
 def _added(described: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -114,11 +124,19 @@ def _looks_special(text: str) -> bool:
     return text in known or bool(re.fullmatch(r"<\|.*\|>|<｜.*｜>|<unused\d+>", text))
 
 
+def _merges(model: Mapping[str, Any], path: Path) -> list[str]:
+    found = model.get("merges") or []
+    if not isinstance(found, list):
+        raise DflashError(f"{path}: merges must be a list, it is {str(found)[:60]!r}", hint=_ASK)
+    return [_merge(pair, path) for pair in found]
+
+
 def _merge(pair: Any, path: Path) -> str:
     """One merge rule as `left right`; a space inside a part is spelled as GPT-2 spells it."""
-    if isinstance(pair, str):
+    if isinstance(pair, str) and _is_text(pair):
         return pair
-    if isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair):
+    whole = isinstance(pair, list) and len(pair) == 2
+    if whole and all(isinstance(part, str) and _is_text(part) for part in pair):
         return " ".join(part.replace(" ", chr(ord(" ") + 256)) for part in pair)
     raise DflashError(f"{path}: {str(pair)[:60]!r} is no merge rule")
 
@@ -131,15 +149,15 @@ def _pre_tokenizer(described: Mapping[str, Any], path: Path) -> str:
     raise DflashError(f"{path} splits text in a way that has no known name in llama.cpp", hint=_ASK)
 
 
-def _steps(part: Any) -> list[str]:
+def _steps(part: Any, depth: int = 0) -> list[str]:
     """The pre-tokenizer's parts in the words of the table."""
-    if not isinstance(part, Mapping):
+    if not isinstance(part, Mapping) or depth > 8:
         return ["none"]
     kind = part.get("type")
     if kind == "Sequence":
         inside = part.get("pretokenizers")
         return (
-            [step for inner in inside[:16] for step in _steps(inner)]
+            [step for inner in inside[:16] for step in _steps(inner, depth + 1)]
             if isinstance(inside, list)
             else ["none"]
         )
@@ -163,9 +181,7 @@ def _sentencepiece(
     for number, piece in enumerate(pieces):
         _put(tokens, kinds, number, piece.text, piece.kind, folder / "tokenizer.model")
         scores[number] = piece.score
-    for entry in _added(described):
-        kind = _CONTROL if entry.get("special") or _looks_special(entry["content"]) else _USER
-        _put(tokens, kinds, entry["id"], entry["content"], kind, folder / "tokenizer.json")
+    _put_added(tokens, kinds, described, folder / "tokenizer.json")
     return {
         "tokenizer.ggml.model": Kv.string("llama"),
         "tokenizer.ggml.pre": Kv.string("default"),
@@ -213,4 +229,4 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> dict[str, Kv]:
     path = folder / "chat_template.jinja"
     if path.is_file() and path.stat().st_size < 1 << 22:
         said = path.read_text(encoding="utf-8", errors="replace")
-    return {"tokenizer.chat_template": Kv.string(said)} if isinstance(said, str) else {}
+    return {"tokenizer.chat_template": Kv.string(said)} if isinstance(said, str) and _is_text(said) else {}

@@ -167,7 +167,7 @@ def as_kind(value: Any, kind: str, what: str, hint: str | None = None) -> Any:
     }
     raise DflashError(
         f"{what} must be {words.get(kind, 'a list of whole numbers')}, it is {json.dumps(value)[:80]}",
-        hint=hint,
+        hint=hint or "correct it, or download that file again",
     )
 
 

@@ -171,3 +171,37 @@ def test_what_is_no_sentencepiece_model_is_told(tmp_path: Path, data: bytes) -> 
     path = tmp_path / "tokenizer.model"
     path.write_bytes(data)
     assert read_pieces(path) is None
+
+
+@pytest.mark.parametrize(
+    ("edit", "word"),
+    [
+        ({"added_tokens": [{"id": 300, "content": 7}]}, "7"),
+        ({"added_tokens": [{"id": 300, "content": "\ud800"}]}, "ud800"),
+        ({"added_tokens": [{"id": "300", "content": "x"}]}, "300"),
+        ({"model": {**tokenizer_json()["model"], "merges": 5}}, "merges"),
+        ({"model": {**tokenizer_json()["model"], "merges": "ab"}}, "merges"),
+        ({"model": {**tokenizer_json()["model"], "merges": [["\udfff", "b"]]}}, "merge"),
+    ],
+)
+def test_a_tokenizer_of_odd_content_is_refused_in_a_sentence(
+    tmp_path: Path, edit: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(DflashError, match=word) as caught:
+        made(tmp_path, folder_of(tmp_path / "t", tokenizer_json(**edit)))
+    assert "tokenizer.json" in caught.value.message
+
+
+def test_a_pre_tokenizer_nested_without_end_is_unknown(tmp_path: Path) -> None:
+    nested: dict[str, Any] = {"type": "ByteLevel"}
+    for _ in range(300):
+        nested = {"type": "Sequence", "pretokenizers": [nested]}
+    with pytest.raises(DflashError, match="no known name"):
+        made(tmp_path, folder_of(tmp_path / "t", tokenizer_json(pre_tokenizer=nested)))
+
+
+def test_a_tokenizer_model_that_is_none_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "t", None)
+    (folder / "tokenizer.model").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(DflashError, match=r"tokenizer\.model is no SentencePiece model"):
+        made(tmp_path, folder)

@@ -62,9 +62,15 @@ class Reader:
             try:
                 part = os.pread(self._descriptor(path), min(left, 1 << 30), position)
             except OSError as error:
-                raise DflashError(f"{path} cannot be read at byte {position}: {error.strerror}") from None
+                raise DflashError(
+                    f"{path} cannot be read at byte {position}: {error.strerror}",
+                    hint="the disk or the network share has a fault; download the file again, elsewhere",
+                ) from None
             if not part:
-                raise DflashError(f"{path} ends at byte {position}; it changed while it was being read")
+                raise DflashError(
+                    f"{path} ends at byte {position}; it changed while it was being read",
+                    hint="wait until nothing writes to it, then start again",
+                )
             parts.append(part)
             position, left = position + len(part), left - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -72,7 +78,13 @@ class Reader:
     def _descriptor(self, path: Path) -> int:
         with self._lock:
             if path not in self._files:
-                self._files[path] = os.open(path, os.O_RDONLY)
+                try:
+                    self._files[path] = os.open(path, os.O_RDONLY)
+                except OSError as error:
+                    raise DflashError(
+                        f"{path} cannot be read: {error.strerror}",
+                        hint="it was there a moment ago; start again",
+                    ) from None
             return self._files[path]
 
     def close(self) -> None:

@@ -181,6 +181,8 @@ def test_a_json_file_as_source_is_told_to_give_the_folder(tmp_path: Path, target
     [
         ("Q8_0", 1e30, 7e6),  # 127 times the largest F16 is 8.3e6
         ("Q4_0", 7e5, 5e5),  # 8 times: 5.2e5
+        ("Q1_0", 7e4, 6.5e4),
+        ("Q2_0", 7e4, 6.5e4),  # gguf-py does not know the type
         ("BF16", 3.4e38, 3.38e38),
         ("F16", 7e4, 6.5e4),
     ],

@@ -239,8 +239,10 @@ def _planned(plan: Plan | None) -> dict[tuple[str, str], float]:
 
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|insufficient memory|_M_range_check|invalid vector subscript|ErrorOutOfDeviceMemory"
-    r"|failed to allocate (?:buffer|compute|CUDA|Vulkan)|unable to allocate \S+ buffer|not enough memory"
+    r"|failed to allocate (?:buffer|compute|output|CUDA|Vulkan)|unable to allocate \S+ buffer"
+    r"|not enough memory|std::bad_alloc|drafter needs \d+ MiB on"
 )
+_DRAFTER = re.compile(r"drafter needs \d+ MiB on|_M_range_check|invalid vector subscript")
 _TASK = re.compile(r"launch_slot_: id +\d+ \| task +(-?\d+) \| processing task")
 _DONE = re.compile(r"print_timing: id +\d+ \| task +(-?\d+) \|")
 
@@ -269,7 +271,7 @@ def out_of_memory(lines: Iterable[str]) -> OutOfMemory | None:
             finished.add(done[1])
         if _OUT_OF_MEMORY.search(line):
             phase = _phase(ready, started, finished)
-            return OutOfMemory(phase, line.strip(), _advice(phase, reader.memory()))
+            return OutOfMemory(phase, line.strip(), _advice(phase, line, reader.memory()))
     return None
 
 
@@ -281,12 +283,13 @@ def _phase(ready: bool, started: Sequence[str], finished: set[str]) -> str:
     return f"request {len(started)}"
 
 
-def _advice(phase: str, memory: EngineMemory) -> str:
+def _advice(phase: str, line: str, memory: EngineMemory) -> str:
     if phase == "load":
+        loaded = memory.mib("target", "compute") and not memory.mib("draft", "kv")
+        if loaded or _DRAFTER.search(line):
+            return "the target fits, the drafter does not: lower -c or -ub, or pass -ngld 0"
         if not memory.mib("target", "weights"):
             return "the target's weights do not fit: -ngl with fewer layers, or a smaller quantisation"
-        if not memory.mib("draft") and memory.mib("target", "compute"):
-            return "the target fits, the drafter does not: lower -c or -ub, or pass -ngld 0"
         return "the caches do not fit: lower -c, or use -np 1"
     if phase == "first token":
         return (

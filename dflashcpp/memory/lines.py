@@ -211,7 +211,8 @@ def _compute(context: str, sizes: Sequence[Sizes], settings: Settings, error: fl
 def target_compute(
     model: Model, settings: Settings, held: Cells, taps: frozenset[int], *, drafting: bool, beside: bool
 ) -> Iterator[Line]:
-    """Reserved at start, and what reading the drafter's layers adds with the first request.
+    """Reserved at start, and what reading the drafter's layers adds: our engine reserves that at start
+    as well, the pristine one with the first request.
 
     `beside`: also what stands on the host beside a device.
     """
@@ -225,7 +226,9 @@ def target_compute(
     if after[0] > before[0]:
         place = "device" if settings.on_device else "host"
         added = _line("target", "extraction", place, after[0] - before[0], FORMULA, error=error)
-        yield replace(added, note="with the first request")
+        yield replace(
+            added, note="layers the drafter reads" if settings.patched else "with the first request"
+        )
 
 
 def _partly(model: Model, settings: Settings) -> bool:

@@ -1,7 +1,7 @@
 """The engine's own numbers before a start: `llama-fit-params -fitp json` of our patched build.
 
 It takes llama-server's flags, builds both contexts without allocating them and prints bytes by context
-and device (patches/0c1e570, `pair-memory`). A build without that patch says nothing we can use.
+and device (patches/0c1e570, 0003-measure-the-drafter). A build without that patch says nothing we can use.
 """
 
 from __future__ import annotations
@@ -99,8 +99,11 @@ def with_engine(lines: Sequence[Line], measured: Measured) -> list[Line]:
     return found
 
 
-def disagreements(lines: Sequence[Line], measured: Measured) -> list[str]:
-    """Sentences for weights and caches on which plan and engine differ by more than 1 % and 4 MiB."""
+def disagreements(lines: Sequence[Line], measured: Measured, twice: float = 0.0) -> list[str]:
+    """Sentences for weights and caches on which plan and engine differ by more than 1 % and 4 MiB.
+
+    twice: MiB of the target's mapped weights that the engine may count twice.
+    """
     kinds = {"model": ("weights",), "context": ("kv", "kv_swa", "recurrent")}
     found = []
     for (context, place), held in measured.sizes.items():
@@ -111,6 +114,8 @@ def disagreements(lines: Sequence[Line], measured: Measured) -> list[str]:
                 if (line.context, line.place) == (context, place) and line.kind in names
             )
             off = abs(plan - held[part])
+            if (context, part) == ("target", "model"):
+                off = min(off, abs(plan + twice - held[part]))
             if off > 4.0 and off > 0.01 * held[part]:
                 found.append(
                     f"{context} {part} on the {place}: the plan says {plan:.2f} MiB, "

@@ -161,13 +161,15 @@ def _url(pair: Pair) -> str:
 
 
 def _pair_drafter(pair: Pair, recipe: str | None) -> Model:
-    from dflashcpp.pairs import local_source
+    """The drafter as it was converted here before, from its checkpoint here, or from facts."""
+    from dflashcpp.pairs import drafter_place, local_source, local_target
 
-    kind = recipe or pair.drafter.type or "Q4_K_M"
-    here = local_source(pair)
-    if here is not None:
-        return sources.drafter_of(here, kind)
-    return sources.drafter_from_facts(pair.facts["drafter"], kind, f"{pair.name} drafter (facts)")
+    kind = (recipe or pair.drafter.type or "Q4_K_M").upper()
+    here, target = local_source(pair), local_target(pair)
+    if here is None:
+        return sources.drafter_from_facts(pair.facts["drafter"], kind, f"{pair.name} drafter (facts)")
+    made = drafter_place(pair, here, target, kind) if target is not None else None
+    return sources.drafter_of(made if made is not None and made.is_file() else here, kind)
 
 
 def _memory_values(pair: Pair, version: int) -> Mapping[str, float]:
@@ -232,39 +234,53 @@ def _with_engine(
     """The engine's compute buffers in place of formulas, and what there is to say about it."""
     if wanted is False:
         return lines, []
+    reason = _cannot_ask(models, settings)
     try:
-        measured = _ask_engine(models, settings)
+        measured = _ask_engine(models, settings) if reason is None else None
     except DflashError as error:
         if wanted:
             raise
         return lines, [f"planned by formulas, the engine could not be asked: {error.message}"]
     if measured is None and wanted:
         raise DflashError(
-            "the engine cannot be asked: it needs a patched build for this device and both files here",
+            f"the engine cannot be asked: {reason or 'this build cannot print both contexts'}",
             hint="dflashcpp build, or --no-engine",
         )
     if measured is None:
         return lines, []
-    return measure.with_engine(lines, measured), measure.disagreements(lines, measured)
+    twice = 0.0 if settings.on_device else _tied_mib(models.target)
+    return measure.with_engine(lines, measured), measure.disagreements(lines, measured, twice)
+
+
+def _tied_mib(target: Model) -> float:
+    """Embeddings that are the head as well: mapped once, the engine may count them twice."""
+    return target.tensors["token_embd.weight"].nbytes / of.MIB if target.tied else 0.0
+
+
+def _cannot_ask(models: _Models, settings: Settings) -> str | None:
+    """Why llama-fit-params cannot tell the memory of this plan; None when it can."""
+    if not settings.patched:
+        return "the pristine llama.cpp cannot measure a drafter before a start"
+    for model in (models.target, models.drafter):
+        if model is not None and not (sources.is_gguf(model.source) and Path(model.source).is_file()):
+            return f"{model.source} is not a GGUF file on this machine"
+    if _fit_params(settings) is None:
+        kind = "a GPU" if settings.on_device else "the CPU"
+        return f"there is no patched build for {kind} here"
+    return None
 
 
 def _ask_engine(models: _Models, settings: Settings) -> measure.Measured | None:
-    """The engine's numbers; None without a build for this, or where a file is not here."""
-    files = [model.source for model in (models.target, models.drafter) if model is not None]
-    if not all(sources.is_gguf(file) and Path(file).is_file() for file in files):
-        return None
     binary = _fit_params(settings)
-    if binary is None:
-        return None
     draft = models.drafter.source if models.drafter else None
-    return measure.measure(binary, models.target.source, draft, to_flags(settings))
+    return measure.measure(binary, models.target.source, draft, to_flags(settings)) if binary else None
 
 
 def _fit_params(settings: Settings) -> Path | None:
     """llama-fit-params of a build that can tell the memory this plan is about."""
     from dflashcpp.llamacpp import find_build
 
-    build = find_build(patched=True) if settings.patched else None
+    build = find_build(patched=True)
     if build is None or (build.backend == "cpu") == settings.on_device:
         return None
     try:

@@ -143,6 +143,34 @@ def test_running_out_at_the_first_request_is_told_from_loading_and_from_later() 
     assert later is not None and later.phase.startswith("request ")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "0.5 E drafter needs 23 MiB on CUDA0, 8 MiB free (210 MiB, the target takes 201 MiB of it)",
+        "0.5 E error loading model: vector::_M_range_check: __n (which is 1) >= this->size() (which is 1)",
+        "0.5 E error loading model: invalid vector subscript",
+    ],
+)
+def test_words_that_mean_the_drafter_blame_the_drafter_even_before_anything_is_loaded(line: str) -> None:
+    found = out_of_memory([line])
+    assert found is not None and found.phase == "load"
+    assert found.advice.startswith("the target fits, the drafter does not")
+
+
+def test_caches_of_the_target_are_told_from_its_weights() -> None:
+    log = _log("pristine-dflash2.log")
+    caches = next(i for i, line in enumerate(log) if "KV buffer size" in line)
+    found = out_of_memory([*log[:caches], "0.5 E llama_init: failed to allocate buffer for kv cache"])
+    assert found is not None and found.advice.startswith("the caches do not fit")
+
+
+def test_a_request_that_the_engine_answers_with_bad_alloc_ran_out_as_well() -> None:
+    log = _log("pristine-dflash2.log")
+    launch = next(line for line in log if "processing task" in line)
+    found = out_of_memory(["I listening on x", launch, "E update_slots: decode() failed: std::bad_alloc"])
+    assert found is not None and found.phase == "first token"
+
+
 def test_a_residual_is_kept_by_device_driver_and_build_with_its_age(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

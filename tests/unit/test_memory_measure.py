@@ -104,6 +104,32 @@ def test_weights_that_differ_are_told_small_differences_are_not() -> None:
     assert len(told) == 1 and "target model on the device" in told[0]
 
 
+def test_mapped_embeddings_the_engine_counts_twice_are_no_disagreement() -> None:
+    lines = [
+        Line("target", "weights", "device", 700.0, "exact"),
+        Line("target", "kv", "device", 64.0, "exact"),
+        Line("target", "weights", "host", 10.0, "exact"),
+        Line("draft", "weights", "device", 50.0, "exact"),
+        Line("draft", "kv", "device", 8.0, "exact"),
+    ]
+    assert disagreements(lines, _told(), twice=300.0) == []
+    assert len(disagreements(lines, _told(), twice=200.0)) == 1
+
+
+def test_why_the_engine_cannot_be_asked_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = write_target(tmp_path / "t.gguf", TINY)
+    monkeypatch.setattr(prepare, "_fit_params", lambda _: None)
+    for options, reason in (
+        ({}, "no patched build for the CPU"),
+        ({"device_memory": 4000.0}, "no patched build for a GPU"),
+        ({"patched": False}, "pristine"),
+    ):
+        with pytest.raises(DflashError, match=reason):
+            plan(target=target, flags=("-c", "512"), engine=True, **options)
+    with pytest.raises(DflashError, match=r"facts\) is not a GGUF file"):
+        plan("muse-glimmer-30b", flags=("-c", "512"), engine=True)
+
+
 def test_settings_survive_the_way_to_flags_and_back() -> None:
     settings = Settings(
         context=8192, ubatch=64, parallel=4, unified=True, gpu_layers=7, cache_k="q8_0", draft_max=9,

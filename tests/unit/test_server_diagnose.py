@@ -97,6 +97,12 @@ SAMPLES = [
     ),
     ("error loading model: invalid vector subscript", 1, "memory", "no device memory"),
     (
+        "E drafter needs 2070 MiB on CUDA0, 812 MiB free (15360 MiB, the target takes 14548 MiB of it): shorten",
+        1,
+        "memory",
+        "the drafter needs 2070 MiB on CUDA0, 812 MiB are free",
+    ),
+    (
         "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 462.67 MiB on device 0: cudaMalloc failed: out of memory",
         1,
         "memory",

@@ -61,6 +61,10 @@ def inspect(
     What is recognised but cannot work is told in `problems`; DflashError is raised only for what
     cannot be read at all.
     """
+    if not str(source):
+        raise DflashError(
+            "the name of the file is empty", hint="give a GGUF, a .safetensors file or a folder"
+        )
     if _is_gguf(source):
         from dflashcpp.gguf_file import read_header
 

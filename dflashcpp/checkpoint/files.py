@@ -91,6 +91,12 @@ def _folder_of(source: Path) -> Path:
             f"{source} holds several checkpoints: {listing([path.name for path in inside])}",
             hint="name one of them",
         )
+    snapshots = sorted(source.glob("snapshots/*/"))
+    if snapshots:  # a repository of the Hub's cache
+        raise DflashError(
+            f"{source} is a repository of the Hub's cache, not a checkpoint",
+            hint=f"give a folder inside it, such as {snapshots[-1]}, or the Hub id",
+        )
     there = sorted(path.name for path in source.iterdir())
     raise DflashError(
         f"{source} holds no .safetensors file; there is {listing(there) if there else 'nothing'}",

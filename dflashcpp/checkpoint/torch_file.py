@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _MAX_PICKLE = 1 << 16
+_MAX_HALF = 65504.0
 _MAX_VECTOR = 1 << 20  # numbers
 _STORAGES = {"torch BFloat16Storage": "BF16", "torch HalfStorage": "F16", "torch FloatStorage": "F32"}
 _TENSOR = "torch._utils _rebuild_tensor_v2"
@@ -75,7 +76,21 @@ def _read(path: Path, archive: zipfile.ZipFile, hidden: int) -> tuple[int, np.nd
     raw = archive.read(member)[offset * width : (offset + hidden) * width]
     if len(raw) != hidden * width:
         raise _unreadable(path, "the embedding is cut off")
-    return token, decode(raw, dtype)
+    values = decode(raw, dtype)
+    _check_numbers(values, path)
+    return token, values
+
+
+def _check_numbers(values: np.ndarray, path: Path) -> None:
+    """The vector replaces a row of the embedding, which may be F16."""
+    import numpy as np
+
+    bad = np.flatnonzero(~(np.abs(values) <= _MAX_HALF))
+    if len(bad):
+        raise DflashError(
+            f"{path}: embedding[{int(bad[0])}] is {float(values[bad[0]]):g}, too large or no number",
+            hint="the file is damaged; download it again",
+        )
 
 
 def _tensor(value: Any, path: Path, hidden: int) -> tuple[str, str, int]:

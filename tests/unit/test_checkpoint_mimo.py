@@ -156,3 +156,12 @@ def test_what_is_no_zip_is_told(tmp_path: Path) -> None:
     (tmp_path / "m.pt").write_bytes(b"\x80\x02}q\x00.")
     with pytest.raises(DflashError, match="mask embedding"):
         read_mask_embedding(tmp_path / "m.pt", 256)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 7e4])
+def test_a_mask_vector_with_impossible_numbers_is_refused_by_index(tmp_path: Path, value: float) -> None:
+    torch = pytest.importorskip("torch")
+    vector = torch.ones(256)
+    vector[17] = value
+    with pytest.raises(DflashError, match=r"mask_embedding\.pt: embedding\[17\]"):
+        open_checkpoint(with_mask(tmp_path, vector))

@@ -168,6 +168,13 @@ def test_a_link_to_weights_finds_the_config_where_it_leads(tmp_path: Path, targe
     assert result.tensors == 25
 
 
+def test_a_repository_of_the_hubs_cache_is_told_which_folder_to_give(tmp_path: Path, target: Path) -> None:
+    source = write_checkpoint(tmp_path / "models--org--name" / "snapshots" / ("0" * 40), t1())
+    with pytest.raises(DflashError, match="repository of the Hub's cache") as caught:
+        convert(tmp_path / "models--org--name", target=target, output=tmp_path / "o.gguf")
+    assert str(source) in str(caught.value.hint)
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
 def test_a_json_file_as_source_is_told_to_give_the_folder(tmp_path: Path, target: Path, name: str) -> None:
     source = write_checkpoint(tmp_path / "d", t1(), shards=("a.safetensors",))

@@ -7,7 +7,9 @@ are walked over as data: names of functions and classes stay names, nothing is l
 from __future__ import annotations
 
 import pickletools
+import struct
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 _MAX_PICKLE = 1 << 16
+# what zipfile lets through when a directory is damaged: names that are no text, fields that end too early ...
+_ZIP_FAULTS: tuple[type[Exception], ...] = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError)
+_ZIP_FAULTS += (EOFError, ValueError, LookupError, OverflowError, TypeError)
 _MAX_HALF = 65504.0
 _MAX_VECTOR = 1 << 20  # numbers
 _STORAGES = {"torch BFloat16Storage": "BF16", "torch HalfStorage": "F16", "torch FloatStorage": "F32"}
@@ -55,10 +60,10 @@ def read_mask_embedding(path: Path, hidden: int) -> tuple[int, np.ndarray]:
     try:
         with zipfile.ZipFile(path) as archive:
             return _read(path, archive, hidden)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError) as error:
+    except _ZIP_FAULTS as error:
         raise _unreadable(path, str(error)) from None
     except OSError as error:
-        raise DflashError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise _unreadable(path, error.strerror or str(error)) from None
 
 
 def _read(path: Path, archive: zipfile.ZipFile, hidden: int) -> tuple[int, np.ndarray]:

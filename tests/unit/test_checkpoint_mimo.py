@@ -165,3 +165,18 @@ def test_a_mask_vector_with_impossible_numbers_is_refused_by_index(tmp_path: Pat
     vector[17] = value
     with pytest.raises(DflashError, match=r"mask_embedding\.pt: embedding\[17\]"):
         open_checkpoint(with_mask(tmp_path, vector))
+
+
+def test_a_mask_file_damaged_anywhere_is_refused_in_a_sentence_or_read(tmp_path: Path) -> None:
+    """Every byte of the zip's directory and headers turned around, one at a time."""
+    torch = pytest.importorskip("torch")
+    path = with_mask(tmp_path, torch.ones(256)) / "mask_embedding.pt"
+    whole, refused = path.read_bytes(), 0
+    for place in [*range(0, 400, 3), *range(len(whole) - 700, len(whole), 2)]:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            read_mask_embedding(path, 256)
+        except DflashError as error:
+            refused += 1
+            assert "mask_embedding.pt" in error.message and error.hint
+    assert refused > 50

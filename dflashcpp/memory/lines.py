@@ -322,7 +322,13 @@ def total(lines: list[Line], place: str | None = None) -> float:
 
 
 def draft_cells(settings: Settings, drafter: Model, held: Cells) -> Cells:
-    """The draft context has the target's length and its own ubatch."""
+    """The draft context has the target's length or its own bound, and its own ubatch.
+
+    A bound holds one injection pass and one block a slot at least (patches/src/dflash-reserve.h).
+    """
     own = draft_settings(settings, drafter, held)
-    context = min(settings.draft_context, held.context) if settings.draft_context else held.context
+    context = held.context
+    if settings.patched and settings.draft_context:
+        least = settings.parallel * (own.ubatch + settings.block)
+        context = min(context, max(settings.draft_context, least))
     return cells(own.changed(parallel=settings.parallel), context, drafter.window)

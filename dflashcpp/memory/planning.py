@@ -201,6 +201,9 @@ def _variants(target: Model, drafter: Model | None, now: Settings) -> list[tuple
         if context // part >= 4096:
             less = context // part // 256 * 256
             found.append((2, f"-c {less}", now.changed(context=less), "shorter context"))
+    if drafter is not None and now.patched and not drafter.window and not now.draft_context:
+        bound = now.changed(draft_context=4096)
+        found.append((2, "--spec-draft-ctx-size 4096", bound, "fewer accepted drafts in long contexts"))
     if drafter is not None and now.on_device and now.draft_gpu_layers:
         found.append((2, "-ngld 0", now.changed(draft_gpu_layers=0), "the drafter computes on the CPU"))
     if drafter is not None:

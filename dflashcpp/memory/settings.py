@@ -85,6 +85,7 @@ _FLAGS: dict[str, tuple[str, str]] = {
     "-ubd": ("draft_ubatch", "int"),
     "--spec-draft-ubatch-size": ("draft_ubatch", "int"),
     "--spec-draft-ctx-size": ("draft_context", "int"),
+    "-cd": ("draft_context", "int"),
     "-fa": ("flash", "switch"),
     "--flash-attn": ("flash", "switch"),
     "--swa-full": ("swa_full", "yes"),
@@ -94,11 +95,26 @@ _FLAGS: dict[str, tuple[str, str]] = {
     "--spec-draft-backend-sampling": ("draft_sampling", "yes"),
     "--no-spec-draft-backend-sampling": ("draft_sampling", "no"),
 }
+# flags of llama-server that cost no memory: those with a value, and switches
+# fmt: off
+_FREE = frozenset((
+    "-t", "--threads", "-tb", "--threads-batch", "--host", "--port", "-a",
+    "--alias", "--spec-type", "--spec-draft-n-min", "--spec-draft-p-min", "--fit", "-fit", "--api-key",
+    "--api-key-file", "-lv", "--verbosity", "--temp", "--top-k", "--top-p", "--min-p",
+    "-s", "--seed", "-n", "--predict", "--n-predict", "--timeout", "--chat-template",
+    "--chat-template-file",
+))
+# fmt: on
+_FREE_SWITCHES = frozenset(
+    ("--no-warmup", "--jinja", "--no-jinja", "--metrics", "--slots", "--no-slots", "--no-webui", "--props")
+)
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
 def from_flags(arguments: Sequence[str], base: Settings | None = None) -> tuple[Settings, list[str]]:
     """Settings from llama-server flags, and the words that are none of ours.
+
+    Flags that cost no memory are passed over.
 
     Raises UsageError for a missing or meaningless value.
     """
@@ -109,7 +125,10 @@ def from_flags(arguments: Sequence[str], base: Settings | None = None) -> tuple[
         name, joined, text = word.partition("=")
         known = _FLAGS.get(name)
         if known is None:
-            rest.append(word)
+            if name in _FREE and not joined:
+                _text(name, next(words, None))
+            elif name not in _FREE and name not in _FREE_SWITCHES:
+                rest.append(word)
             continue
         field, kind = known
         if kind in ("yes", "no"):
@@ -125,9 +144,14 @@ def from_long_flags(flags: dict[str, Any], base: Settings | None = None) -> Sett
     return from_flags(words, base)[0]
 
 
-def _value(name: str, kind: str, text: str | None) -> Any:
+def _text(name: str, text: str | None) -> str:
     if text is None:
         raise UsageError(f"{name} needs a value")
+    return text
+
+
+def _value(name: str, kind: str, given: str | None) -> Any:
+    text = _text(name, given)
     if kind == "switch":
         if text not in ("on", "off", "auto"):
             raise UsageError(f"{name} is on, off or auto, not {text!r}")
@@ -148,10 +172,7 @@ def _value(name: str, kind: str, text: str | None) -> Any:
 def _counted(name: str, kind: str, number: int) -> int:
     if kind == "layers":
         return ALL_LAYERS if number < 0 else number
-    if name in ("-c", "--ctx-size", "-ubd", "--spec-draft-ubatch-size", "--spec-draft-ctx-size"):
-        least = 0
-    else:
-        least = 1
+    least = 0 if _FLAGS[name][0] in ("context", "draft_ubatch", "draft_context") else 1
     if number < least:
         raise UsageError(f"{name} {number}: must be at least {least}")
     return number

@@ -167,6 +167,7 @@ class LlamaServer:
             return plan(
                 target=launch.model,
                 drafter=launch.draft,
+                mmproj=next((flag.value for flag in launch.flags if flag.name == "--mmproj"), None),
                 flags=flags,
                 patched=launch.patched,
                 with_savings=False,

@@ -13,6 +13,7 @@ from dflashcpp.errors import DflashError, UsageError
 from dflashcpp.memory import as_dict, plan
 from dflashcpp.memory.planning import Plan
 from dflashcpp.pairs import list_pairs
+from tests.support.sparse_models import TINY, write_drafter, write_target
 
 MUSE = ("-c", "131072", "-ub", "512", "-np", "1")
 
@@ -129,6 +130,34 @@ def test_a_pristine_plan_names_the_patched_build_first() -> None:
     made = plan("muse-glimmer-30b", flags=MUSE, patched=False)
     assert "patched build" in made.savings[0].flags
     assert made.savings[0].cost == "nothing"
+
+
+def test_flags_that_cost_nothing_are_passed_over() -> None:
+    free = ("-t", "4", "--spec-type", "draft-dflash", "--no-warmup", "--port", "0", "--jinja", "--temp=0.5")
+    assert _muse(*free).total == _muse().total
+    with pytest.raises(UsageError, match="--port needs a value"):
+        _muse("--port")
+
+
+@pytest.mark.parametrize(
+    ("flags", "cells"),
+    [
+        (("-np", "1", "-cd", "5000"), 5120),
+        (("-np", "1", "--spec-draft-ctx-size", "1"), 256),
+        (("-np", "4", "-cd", "100"), 4 * 256),
+        (("-np", "1", "-cd", "100000"), 8192),
+        (("-np", "1", "-cd", "0"), 8192),
+    ],
+)
+def test_a_bound_of_the_draft_cache_holds_a_block_and_an_injection_for_every_slot(
+    flags: tuple[str, ...], cells: int, tmp_path: Path
+) -> None:
+    target, drafter = write_target(tmp_path / "t.gguf", TINY), write_drafter(tmp_path / "d.gguf", TINY, 1)
+    made = plan(target=target, drafter=drafter, flags=("-c", "8192", *flags), engine=False)
+    row = TINY.layers * 2 * TINY.kv_heads * TINY.head_dim * 2
+    assert made.mib("draft", "kv") == pytest.approx(cells * row / 2**20, abs=0.005)
+    bound = any(row.flags == "--spec-draft-ctx-size 4096" for row in made.savings)
+    assert bound is (flags[-1] == "0")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ def probe(port: int, timeout: float = 5.0) -> Answer:
     """Ask `http://127.0.0.1:port` who it is.
 
     `ready` takes a 200 from /health and a /v1/models list that only llama-server writes (server.cpp,
-    `owned_by: llamacpp`); /v1/models needs no key. `timeout` seconds for each step.
+    `owned_by: llamacpp`), or its own refusal where it wants an API key, which the tunnel does not know
+    (server-http.cpp, `authentication_error`). `timeout` seconds for each step.
     """
     try:
         status, body = _get(port, "/health", timeout)
@@ -51,6 +52,8 @@ def probe(port: int, timeout: float = 5.0) -> Answer:
 
 
 def _identity(status: int, body: Any) -> Answer:
+    if status == 401 and _error(body).get("type") == "authentication_error":
+        return Answer(READY, "answers, and wants an API key")
     models = body.get("data") if isinstance(body, dict) else None
     first = models[0] if isinstance(models, list) and models else None
     if status != 200 or not isinstance(first, dict) or first.get("owned_by") != "llamacpp":
@@ -75,6 +78,10 @@ def _decoded(raw: bytes) -> Any:
         return None
 
 
-def _error_text(body: Any) -> str:
+def _error(body: Any) -> dict[str, Any]:
     error = body.get("error") if isinstance(body, dict) else None
-    return str(error.get("message", "")) if isinstance(error, dict) else ""
+    return error if isinstance(error, dict) else {}
+
+
+def _error_text(body: Any) -> str:
+    return str(_error(body).get("message", ""))

@@ -14,12 +14,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dflashcpp import paths
-from dflashcpp.client import Client
+from dflashcpp.client import Client, ClientError
 from dflashcpp.config import Profile
 from dflashcpp.errors import DflashError
 from dflashcpp.progress import SILENT, Progress
 from dflashcpp.remote import engine, files, models, server
 from dflashcpp.remote.command import Ssh
+from dflashcpp.remote.faults import FaultError
 from dflashcpp.remote.host import Facts, Host
 from dflashcpp.remote.models import Store
 from dflashcpp.remote.tunnel import Report, Tunnel, backoff
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 _UP_SECONDS = 120.0
 _MAX_FAILED_STARTS = 5
 _STEADY_SECONDS = 300.0
+_PROOF_TRIES = 5
+_LINK_FAULTS = ("unreachable", "cut", "timeout")
 _WRITE_SECRET = 'umask 077 && mkdir -p "$(dirname "$1")" && cat >"$1"'
 
 
@@ -251,27 +254,35 @@ class RemoteServer:
 
         Raises DflashError; a server that was started here is ended then, an adopted one is left alone.
         """
-        facts: dict[str, Any] = {"work": self.launch.same_work(), "nonce": self.launch.nonce}
-        facts |= {"alias": self.launch.alias, "spec_type": self.launch.spec_type}
-        facts |= {"model": self.launch.model, "draft": self.launch.draft}
-        send_key(self.host, self.prepared.facts, self.launch)
-        self.process, self.adopted = server.start(self.host, self.launch.port, self.launch.argv, facts)
         try:
-            self._follow()
-            self._prove()
+            self._open()
         except BaseException:
-            if self.adopted:
+            if self.adopted or self.process is None:
                 self.close()
             else:
                 self.stop()
             raise
         return self
 
+    def _open(self) -> None:
+        facts: dict[str, Any] = {"work": self.launch.same_work(), "nonce": self.launch.nonce}
+        facts |= {"alias": self.launch.alias, "spec_type": self.launch.spec_type}
+        facts |= {"model": self.launch.model, "draft": self.launch.draft}
+        send_key(self.host, self.prepared.facts, self.launch)
+        self.process, self.adopted = server.start(self.host, self.launch.port, self.launch.argv, facts)
+        self._follow()
+        self._prove()
+
     def restart(self) -> None:
-        """Start it again after it ended; the tunnel stays. Raises DflashError as `start` does."""
+        """Start it again after it ended. Raises DflashError; it is ended then, and the tunnel stays."""
         if self._stream:
             self._stream.close()
-        self.start()
+        try:
+            self._open()
+        except BaseException:
+            with contextlib.suppress(DflashError):
+                server.stop(self.host, self.launch.port)
+            raise
 
     def _follow(self) -> None:
         self.log.write_bytes(b"")
@@ -290,6 +301,17 @@ class RemoteServer:
                 self._on_log(line.decode("utf-8", errors="replace"))
 
     def _prove(self) -> None:
+        """Prove it through the tunnel; a link that breaks meanwhile is not the server's fault."""
+        for left in range(_PROOF_TRIES - 1, -1, -1):
+            try:
+                self._prove_once()
+                return
+            except ClientError as error:
+                if not left or error.kind not in _LINK_FAULTS or self.failure() is not None:
+                    raise
+                self.tunnel.wait_up(_UP_SECONDS)
+
+    def _prove_once(self) -> None:
         client = self.client(retries=0)
         nonce = str(self.process.facts.get("nonce")) if self.process else self.launch.nonce
         readiness.wait_ready(
@@ -331,7 +353,7 @@ class RemoteServer:
         """Stay until the server there or the tunnel ends for good; raises DflashError saying why.
 
         With `restart` a server that ended is started again, after a wait that grows and falls back after five
-        good minutes; five failed starts in a row end it.
+        good minutes; five failed starts in a row end it. A link that is down is no failed start.
         """
         failed, tries, began = 0, 0, time.monotonic()
         drafts, client = AcceptanceWatch(self.log), self.client(retries=0)
@@ -355,7 +377,7 @@ class RemoteServer:
                 failed = 0
                 say(f"llama-server is up again at {self.url}")
             except DflashError as error:
-                failed += 1
+                failed += not (isinstance(error, FaultError) and not error.fault.lasting)
                 say(error.message)
 
     def report(self) -> dict[str, Any]:

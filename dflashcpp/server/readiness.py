@@ -94,11 +94,15 @@ def _settled(ended: Callable[[], DflashError | None], seconds: float = 5.0) -> D
 def _check_ours(client: Client, nonce: str, ended: Callable[[], DflashError | None]) -> None:
     """The alias holds a word nobody else knows: another program may answer on the same port."""
     known: list[str] = []
-    with suppress(ClientError, KeyError, TypeError, AttributeError):
-        for model in client.models():
-            known += [str(model.get("id")), *map(str, model.get("aliases") or ())]
-        if any(nonce in name for name in known):
-            return
+    try:
+        with suppress(KeyError, TypeError, AttributeError):
+            for model in client.models():
+                known += [str(model.get("id")), *map(str, model.get("aliases") or ())]
+            if any(nonce in name for name in known):
+                return
+    except ClientError as error:
+        if error.kind in ("unreachable", "cut", "timeout"):
+            raise _settled(ended) or error from error
     raise _settled(ended, 1.0) or DflashError(
         f"{client.url} is answered by another server than the one just started", hint="choose another --port"
     )

@@ -91,9 +91,9 @@ def made_ready(
 
 
 def test_it_serves_the_pair_proves_drafting_and_stops_without_a_trace(
-    sshd: Sshd, build_pristine: Build, pair: tuple[Path, Path], port: int
+    sshd: Sshd, build_patched: Build, pair: tuple[Path, Path], port: int
 ) -> None:
-    prepared = made_ready(sshd, build_pristine, pair, port)
+    prepared = made_ready(sshd, build_patched, pair, port)
     assert prepared.plan is not None and prepared.plan.fits
     with RemoteServer(prepared) as served:
         assert served.proof is not None and served.proof.drafted > 0
@@ -109,15 +109,49 @@ def test_it_serves_the_pair_proves_drafting_and_stops_without_a_trace(
     assert served.log.read_bytes() == server.log_bytes(Host(sshd.ssh()), port)
 
 
-def test_a_second_serve_adopts_the_server_and_another_wish_is_refused(
-    sshd: Sshd, build_pristine: Build, pair: tuple[Path, Path], port: int
+def test_a_pair_that_does_not_fit_over_there_is_warned_about_before_the_start(
+    sshd: Sshd, build_patched: Build, pair: tuple[Path, Path], port: int
 ) -> None:
-    first = RemoteServer(made_ready(sshd, build_pristine, pair, port)).start()
+    prepared = made_ready(sshd, build_patched, pair, port, context="100000000")
+    assert prepared.plan is not None and prepared.plan.fits is False
+    assert any("trained for" in text for text in prepared.launch.warnings)
+
+
+def test_a_key_is_asked_for_through_the_tunnel_and_the_profile_gives_it(
+    sshd: Sshd, build_patched: Build, pair: tuple[Path, Path], port: int, tmp_path: Path
+) -> None:
+    key, config = tmp_path / "a key", tmp_path / "config.toml"
+    key.write_text("s3cret-7\n")
+    key.chmod(0o600)
+    config.write_text(f"[remote.far]\nremote_port = {port}\napi_key_file = {json.dumps(str(key))}\n")
+    words = ["-m", str(pair[0]), "-md", str(pair[1]), "-t", "1", "-c", "1024", "--port", "0", "--detach"]
+    words += ["--remote-server", str(build_patched.binary("llama-server")), "--json"]
+    own = {"DFLASHCPP_CONFIG": str(config)}
+    started = _run(sshd, "serve", *words, environment=own)
+    assert started.returncode == 0, started.stderr
+    over_there = sshd.home / f".local/state/dflashcpp/remote/{port}.key"
+    assert over_there.stat().st_mode & 0o077 == 0
+    answered = _run(sshd, "chat", "Say hi", "-n", "4", "--json", environment=own)
+    assert answered.returncode == 0, answered.stderr
+    assert json.loads(answered.stdout)["timings"]["predicted_n"] == 4
+    with pytest.raises(ClientError, match="API"):
+        Client(f"http://127.0.0.1:{port}").chat("Hi")
+    shown = " ".join(word for one in psutil.process_iter(["cmdline"]) for word in one.info["cmdline"] or [])
+    assert "s3cret-7" not in shown + started.stdout + started.stderr
+    assert b"s3cret-7" not in server.log_bytes(Host(sshd.ssh()), port)
+    assert _run(sshd, "stop", environment=own).returncode == 0
+    assert not over_there.exists()
+
+
+def test_a_second_serve_adopts_the_server_and_another_wish_is_refused(
+    sshd: Sshd, build_patched: Build, pair: tuple[Path, Path], port: int
+) -> None:
+    first = RemoteServer(made_ready(sshd, build_patched, pair, port)).start()
     first.close()
-    second = RemoteServer(made_ready(sshd, build_pristine, pair, port)).start()
+    second = RemoteServer(made_ready(sshd, build_patched, pair, port)).start()
     try:
         assert second.adopted and second.report()["pid"] == first.report()["pid"] and second.proof
-        third = RemoteServer(made_ready(sshd, build_pristine, pair, port, context="2048"))
+        third = RemoteServer(made_ready(sshd, build_patched, pair, port, context="2048"))
         with pytest.raises(DflashError, match="-c is 1024 there, 2048 wanted"):
             third.start()
         assert second.client().complete(PROMPT, n_predict=4)
@@ -127,9 +161,9 @@ def test_a_second_serve_adopts_the_server_and_another_wish_is_refused(
 
 @pytest.mark.parametrize("victim", ["ssh", "sshd"])
 def test_a_link_cut_in_mid_stream_loses_no_answer_unnoticed(
-    sshd: Sshd, build_pristine: Build, pair: tuple[Path, Path], port: int, victim: str
+    sshd: Sshd, build_patched: Build, pair: tuple[Path, Path], port: int, victim: str
 ) -> None:
-    with RemoteServer(made_ready(sshd, build_pristine, pair, port)) as served:
+    with RemoteServer(made_ready(sshd, build_patched, pair, port)) as served:
         reference = served.client().complete(PROMPT, n_predict=64, temperature=0, ignore_eos=True)
         stream = served.client(retries=0).complete(PROMPT, True, n_predict=64, temperature=0, ignore_eos=True)
         text = ""
@@ -151,9 +185,9 @@ def test_a_link_cut_in_mid_stream_loses_no_answer_unnoticed(
 
 
 def test_a_killed_server_is_told_with_its_reason_and_restarted_when_asked(
-    sshd: Sshd, build_pristine: Build, pair: tuple[Path, Path], port: int
+    sshd: Sshd, build_patched: Build, pair: tuple[Path, Path], port: int
 ) -> None:
-    served = RemoteServer(made_ready(sshd, build_pristine, pair, port)).start()
+    served = RemoteServer(made_ready(sshd, build_patched, pair, port)).start()
     said: list[str] = []
     try:
         pid = served.report()["pid"]
@@ -176,10 +210,10 @@ def _watched(served: RemoteServer, said: list[str]) -> None:
 
 
 def test_a_frozen_server_is_half_open_and_can_still_be_stopped(
-    sshd: Sshd, build_pristine: Build, pair: tuple[Path, Path], port: int, monkeypatch: pytest.MonkeyPatch
+    sshd: Sshd, build_patched: Build, pair: tuple[Path, Path], port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tunnel, "_PROBE_SECONDS", 1.0)
-    served = RemoteServer(made_ready(sshd, build_pristine, pair, port)).start()
+    served = RemoteServer(made_ready(sshd, build_patched, pair, port)).start()
     process = psutil.Process(served.report()["pid"])
     process.suspend()
     assert eventually(lambda: served.tunnel.report.state == tunnel.HALF_OPEN)
@@ -191,34 +225,34 @@ def test_a_frozen_server_is_half_open_and_can_still_be_stopped(
 
 
 def test_a_taken_remote_port_is_said_and_nothing_is_left(
-    sshd: Sshd, build_pristine: Build, pair: tuple[Path, Path], port: int
+    sshd: Sshd, build_patched: Build, pair: tuple[Path, Path], port: int
 ) -> None:
     with socket.create_server(("127.0.0.1", port)), pytest.raises(DflashError, match=f"{port}") as caught:
-        RemoteServer(made_ready(sshd, build_pristine, pair, port)).start()
+        RemoteServer(made_ready(sshd, build_patched, pair, port)).start()
     assert "far" in caught.value.message
     assert not mentioning(f"--port {port}")
 
 
 def test_a_target_that_cannot_be_loaded_is_said_with_its_cause(
-    sshd: Sshd, build_pristine: Build, pair: tuple[Path, Path], port: int, tmp_path: Path
+    sshd: Sshd, build_patched: Build, pair: tuple[Path, Path], port: int, tmp_path: Path
 ) -> None:
     short = tmp_path / "short.gguf"
     shutil.copy(pair[0], short)
     os.truncate(short, short.stat().st_size - 30_000_000)
     with pytest.raises(DflashError, match=r"bytes|truncated|cut|incomplete|ends"):
-        RemoteServer(made_ready(sshd, build_pristine, (short, pair[1]), port)).start()
+        RemoteServer(made_ready(sshd, build_patched, (short, pair[1]), port)).start()
     assert not mentioning(f"--port {port}")
 
 
 def test_files_that_are_missing_or_unfit_are_said_before_anything_starts(
-    sshd: Sshd, build_pristine: Build, pair: tuple[Path, Path], port: int
+    sshd: Sshd, build_patched: Build, pair: tuple[Path, Path], port: int
 ) -> None:
     with pytest.raises(DflashError, match="far has no"):
-        made_ready(sshd, build_pristine, (Path("/nowhere/x.gguf"), pair[1]), port)
+        made_ready(sshd, build_patched, (Path("/nowhere/x.gguf"), pair[1]), port)
     with pytest.raises(DflashError, match="drafter"):
-        made_ready(sshd, build_pristine, (pair[1], pair[1]), port)
+        made_ready(sshd, build_patched, (pair[1], pair[1]), port)
     with pytest.raises(DflashError, match="frobnicate"):
-        made_ready(sshd, build_pristine, pair, port, "--frobnicate")
+        made_ready(sshd, build_patched, pair, port, "--frobnicate")
 
 
 def test_a_drafter_is_pushed_over_a_link_that_breaks(
@@ -284,17 +318,20 @@ def _fill_later(folder: Path, filler: Path) -> None:
 # -- the commands ----------------------------------------------------------------------------------------
 
 
-def _run(sshd: Sshd, *words: str) -> subprocess.CompletedProcess[str]:
+def _run(
+    sshd: Sshd, *words: str, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     config = sshd.ssh().options[1]
     command = [sys.executable, "-m", "dflashcpp", *words, "--ssh", "far", "--ssh-config", config]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+    own = {**os.environ, **(environment or {})}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=240, env=own, stdin=subprocess.DEVNULL
+    )
 
 
-def test_the_commands_do_it_all(
-    sshd: Sshd, build_pristine: Build, pair: tuple[Path, Path], port: int
-) -> None:
+def test_the_commands_do_it_all(sshd: Sshd, build_patched: Build, pair: tuple[Path, Path], port: int) -> None:
     words = ["-m", str(pair[0]), "-md", str(pair[1]), "-t", "1", "-c", "1024", "--port", "0"]
-    words += ["--remote-port", str(port), "--remote-server", str(build_pristine.binary("llama-server"))]
+    words += ["--remote-port", str(port), "--remote-server", str(build_patched.binary("llama-server"))]
     planned = _run(sshd, "serve", *words, "--dry-run", "--json")
     told = json.loads(planned.stdout)
     assert told["tunnel"][0] == "ssh" and "draft-dflash" in told["argv"] and not mentioning(f"--port {port}")
@@ -306,6 +343,10 @@ def test_the_commands_do_it_all(
     assert [one["pid"] for one in listed if one["running"]] == [told["pid"]]
     answered = _run(sshd, "chat", "Say hi", "-n", "8", "--temp", "0", "--remote-port", str(port), "--json")
     assert json.loads(answered.stdout)["timings"]["predicted_n"] == 8, answered.stderr
+    checked = _run(sshd, "doctor", "--remote-port", str(port), "--port", str(free_port()), "--json")
+    states = {one["name"]: one["state"] for one in json.loads(checked.stdout)["checks"]}
+    asked = ("answers", "drafting", "two requests", "json schema")
+    assert [states[name] for name in asked] == ["ok"] * 4, checked.stdout
     assert "slots are idle" in _run(sshd, "logs", "-n", "5", "--remote-port", str(port)).stdout
     assert json.loads(_run(sshd, "stop", "--remote-port", str(port), "--json").stdout)["stopped"]
     assert not psutil.pid_exists(told["pid"])
@@ -313,7 +354,7 @@ def test_the_commands_do_it_all(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_command_ends_its_server_when_it_is_ended(
-    sshd: Sshd, build_pristine: Build, pair: tuple[Path, Path], port: int, number: signal.Signals
+    sshd: Sshd, build_patched: Build, pair: tuple[Path, Path], port: int, number: signal.Signals
 ) -> None:
     config = sshd.ssh().options[1]
     words = [
@@ -330,7 +371,7 @@ def test_the_command_ends_its_server_when_it_is_ended(
         "0",
         "--json",
     ]
-    words += ["--remote-port", str(port), "--remote-server", str(build_pristine.binary("llama-server"))]
+    words += ["--remote-port", str(port), "--remote-server", str(build_patched.binary("llama-server"))]
     command = [sys.executable, "-m", "dflashcpp", *words, "--ssh", "far", "--ssh-config", config]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None

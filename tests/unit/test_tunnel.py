@@ -21,6 +21,7 @@ from dflashcpp.remote import command, faults, probe, tunnel
 from dflashcpp.remote.command import Ssh
 from dflashcpp.remote.tunnel import Report, Tunnel
 from dflashcpp.server.ports import free_port
+from tests.support.fake_http import Script, fake_server
 from tests.support.fake_ssh import REFUSALS, FakeSsh
 from tests.support.far_server import FarServer, far_server
 
@@ -361,3 +362,12 @@ def test_command_takes_host_and_ports_from_a_profile(fake: FakeSsh, tmp_path: Pa
     told = json.loads(done.stdout)
     assert (told["local"], told["remote"]) == ("http://127.0.0.1:8005", "me@gpu:127.0.0.1:9005")
     assert told["argv"][-1] == "me@gpu"
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"), [("authentication_error", "ready"), ("nginx", "not llama-server")]
+)
+def test_a_server_that_wants_a_key_is_known_by_its_own_refusal(kind: str, state: str) -> None:
+    refusal = json.dumps({"error": {"code": 401, "message": "Invalid API Key", "type": kind}}).encode()
+    with fake_server(Script(refuse={"/v1/models": (401, refusal)})) as server:
+        assert probe.probe(server.port, 5.0).state == state

@@ -102,7 +102,7 @@ def _show(output: Output, made: Plan) -> None:
     output.table(["context", "memory", "where", "MiB", "known by", ""], rows)
     output.text(_verdict(made))
     if made.largest_context is not None:
-        output.text(f"largest context that fits: {made.largest_context}")
+        output.text(f"largest context that fits: {made.largest_context or 'none'}")
     if made.savings:
         freed = [[row.flags, f"{row.mib:.2f}", row.cost] for row in made.savings]
         output.table(["flags", "frees MiB", "costs"], freed, title="what frees how much")

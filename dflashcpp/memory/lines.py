@@ -18,6 +18,7 @@ from dflashcpp.memory.targets import target_graph
 
 MIB = 1 << 20
 EXACT, FORMULA, ENGINE, PUBLISHED, GUESS = "exact", "formula", "engine", "published", "guess"
+_UNKNOWN = 0.5  # how far off what is computed for an unknown architecture may be
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def caches(
         key = ("kv_swa" if layer.sliding else "kv", "device" if index >= first else "host")
         sizes[key] = sizes.get(key, 0) + count * _kv_bytes(layer, types, _widest(model, settings))
     for (kind, place), size in sizes.items():
-        yield _line(context, kind, place, size, origin, error=0.0 if model.known else 0.5)
+        yield _line(context, kind, place, size, origin, error=0.0 if model.known else _UNKNOWN)
 
 
 def _widest(model: Model, settings: Settings) -> int:
@@ -135,7 +136,8 @@ def recurrent(model: Model, settings: Settings, drafting: bool) -> Iterator[Line
     planes = settings.parallel * (1 + rollback(model, settings, drafting))
     size = 4 * sum(model.ssm.row) * planes
     for place, count in _split_layers(model, first).items():
-        yield _line("target", "recurrent", place, size * count, EXACT if model.known else GUESS)
+        known = {"origin": EXACT} if model.known else {"origin": GUESS, "error": _UNKNOWN}
+        yield _line("target", "recurrent", place, size * count, **known)
 
 
 def _split_layers(model: Model, first: int) -> Mapping[str, int]:
@@ -201,11 +203,15 @@ def _target_sizes(model: Model, batch: Batch, on_device: bool, beside: bool) -> 
 
 def _compute(context: str, sizes: Sequence[Sizes], settings: Settings, error: float) -> Iterator[Line]:
     """The largest of the graphs a context reserves for, on the device and on the host."""
-    place = "device" if settings.on_device else "host"
-    yield _line(context, "compute", place, max(size for size, _ in sizes), FORMULA, error=error)
+    place, origin = "device" if settings.on_device else "host", _by(error)
+    yield _line(context, "compute", place, max(size for size, _ in sizes), origin, error=error)
     host = max(size for _, size in sizes)
     if host:
-        yield _line(context, "compute", "host", host, FORMULA, error=error)
+        yield _line(context, "compute", "host", host, origin, error=error)
+
+
+def _by(error: float) -> str:
+    return GUESS if error >= _UNKNOWN else FORMULA
 
 
 def target_compute(
@@ -216,7 +222,7 @@ def target_compute(
 
     `beside`: also what stands on the host beside a device.
     """
-    error = 0.5 if not model.known else 0.25 if _partly(model, settings) else 0.02
+    error = _UNKNOWN if not model.known else 0.25 if _partly(model, settings) else 0.02
     batch = target_batch(model, settings, held, drafting=drafting)
     before = _target_sizes(model, batch, settings.on_device, beside)
     yield from _compute("target", [before], settings, error)
@@ -225,7 +231,7 @@ def target_compute(
     after = _target_sizes(model, replace(batch, layer_inputs=taps), settings.on_device, False)
     if after[0] > before[0]:
         place = "device" if settings.on_device else "host"
-        added = _line("target", "extraction", place, after[0] - before[0], FORMULA, error=error)
+        added = _line("target", "extraction", place, after[0] - before[0], _by(error), error=error)
         yield replace(
             added, note="layers the drafter reads" if settings.patched else "with the first request"
         )

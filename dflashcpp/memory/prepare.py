@@ -58,6 +58,8 @@ def plan(
 
     Raises DflashError and UsageError, naming file or flag.
     """
+    if device_memory is not None and not 0 < device_memory < float("inf"):
+        raise UsageError(f"--device-memory {device_memory:g}: must be a number of MiB above 0")
     known = _pair(pair, target)
     settings = _settings(known, flags, device_memory, patched)
     models = _models(known, target, drafter, type, settings, progress)

@@ -112,6 +112,18 @@ def test_the_largest_context_fits_and_the_next_one_does_not() -> None:
         assert again.fits is fits
 
 
+def test_a_device_too_small_for_the_weights_fits_no_context(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _muse(device_memory=100, max_context=True).largest_context == 0
+    assert run(["plan", "muse-glimmer-30b", "--device-memory", "100", "--max-context"]) == 0
+    assert "largest context that fits: none" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("memory", [0.0, -3.0, float("nan"), float("inf")])
+def test_memory_that_is_none_is_refused(memory: float) -> None:
+    with pytest.raises(UsageError, match="--device-memory"):
+        _muse(device_memory=memory)
+
+
 def test_savings_name_a_quantised_cache_last_with_its_price() -> None:
     made = plan("muse-glimmer-30b", flags=MUSE)
     flags = [row.flags for row in made.savings]

@@ -107,6 +107,10 @@ def test_an_unknown_architecture_is_said_to_be_unknown_and_gets_a_wide_band(tmp_
     low, high = made.band
     assert low < 0.9 * made.total and high > 1.1 * made.total
     assert {line.origin for line in made.lines if line.kind == "kv"} == {"guess"}
+    guessed = {"kv", "kv_swa", "recurrent", "compute", "extraction"}
+    assert {line.origin for line in made.lines if line.context == "target" and line.kind in guessed} == {
+        "guess"
+    }
 
 
 def test_an_architecture_whose_layers_cannot_be_read_is_warned_about(tmp_path: Path) -> None:

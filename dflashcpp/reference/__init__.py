@@ -17,5 +17,5 @@ def require_torch() -> None:
     except ImportError as error:
         raise DflashError(
             "the reference drafter needs PyTorch, which is not installed",
-            hint='pip install torch',
+            hint="pip install torch",
         ) from error

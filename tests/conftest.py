@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,10 @@ import pytest
 
 # before torch is imported: its threads only get in the way of tiny matrices and of each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# a shell starts background jobs with Ctrl-C ignored, and every process that a test starts would inherit that
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from dflashcpp import knowledge, llamacpp, pairs
 from dflashcpp.progress import Progress

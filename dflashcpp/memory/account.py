@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dflashcpp.errors import DflashError
 from dflashcpp.memory.engine import EngineMemory, LogReader
 from dflashcpp.memory.planning import Plan
 
@@ -127,7 +128,12 @@ class Watch:
 
     def _run(self) -> None:
         while not self._over.is_set():
-            seen = self._look(self._pid)
+            try:
+                seen = self._look(self._pid)
+            except DflashError:
+                # a device that does not answer now may do so the next time; this moment has no figure
+                self._over.wait(self._seconds)
+                continue
             if seen is None:
                 return
             self._take(seen)

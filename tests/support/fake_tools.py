@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -13,6 +14,14 @@ def script(folder: Path, name: str, body: str) -> Path:
     path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
     path.chmod(0o755)
     return path
+
+
+def python_program(folder: Path, name: str, code: str) -> Path:
+    """A program `name` in `folder` that runs `code`. No #! of Python: its path may hold spaces."""
+    folder.mkdir(parents=True, exist_ok=True)
+    body = folder / f".{name}.py"
+    body.write_text(code, encoding="utf-8")
+    return script(folder, name, f'exec {shlex.quote(sys.executable)} {shlex.quote(str(body))} "$@"')
 
 
 def nvcc(folder: Path, release: str, architectures: tuple[int, ...]) -> Path:

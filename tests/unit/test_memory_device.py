@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,8 @@ import pytest
 from dflashcpp import llamacpp
 from dflashcpp.errors import DflashError
 from dflashcpp.memory import device, plan, residuals
-from dflashcpp.memory.account import Watch, growth, sample
+from dflashcpp.memory.account import Sample, Watch, growth, sample
+from tests.support.fake_tools import python_program
 from tests.support.sparse_models import TINY, write_target
 
 CARD = "0, GPU-abc, NVIDIA RTX A4000, 580.65.06, 16376, 1024, 350"
@@ -21,12 +21,8 @@ CARD = "0, GPU-abc, NVIDIA RTX A4000, 580.65.06, 16376, 1024, 350"
 
 def _smi(folder: Path, devices: str, apps: str = "", code: int = 0) -> None:
     """An nvidia-smi that answers the two questions."""
-    program = folder / "nvidia-smi"
-    program.write_text(
-        f"#!{sys.executable}\nimport sys\n"
-        f"print({apps!r} if 'compute-apps' in ' '.join(sys.argv) else {devices!r})\nsys.exit({code})\n"
-    )
-    program.chmod(0o755)
+    shown = f"print({apps!r} if 'compute-apps' in ' '.join(sys.argv) else {devices!r})"
+    python_program(folder, "nvidia-smi", f"import sys\n{shown}\nsys.exit({code})\n")
 
 
 @pytest.fixture(autouse=True)
@@ -90,16 +86,16 @@ def test_the_host_counts_where_there_is_no_device(monkeypatch: pytest.MonkeyPatc
 
 def test_a_process_that_grows_on_the_device_is_seen_growing(only_smi: Path) -> None:
     counter = only_smi / "calls"
-    program = only_smi / "nvidia-smi"
-    program.write_text(
-        f"#!{sys.executable}\nimport pathlib, sys\ncalls = pathlib.Path({str(counter)!r})\n"
+    python_program(
+        only_smi,
+        "nvidia-smi",
+        f"import pathlib, sys\ncalls = pathlib.Path({str(counter)!r})\n"
         "if 'compute-apps' not in ' '.join(sys.argv):\n"
         f"    print({CARD!r})\n    sys.exit()\n"
         "seen = len(calls.read_text()) if calls.exists() else 0\n"
         "calls.write_text('x' * (seen + 1))\n"
-        f"print('GPU-abc, {os.getpid()}, %d' % (8000 + 100 * seen))\n"
+        f"print('GPU-abc, {os.getpid()}, %d' % (8000 + 100 * seen))\n",
     )
-    program.chmod(0o755)
     watch = Watch(os.getpid(), seconds=0.01).start()
     until = time.monotonic() + 60
     while len(watch.samples) < 3 and time.monotonic() < until:
@@ -135,3 +131,20 @@ def test_nothing_is_learned_from_the_sum_over_several_devices(only_smi: Path, ow
     _smi(only_smi, f"{CARD}\n{second}")
     assert len(device.gpus()) == 2
     assert residuals.learn(310.0, "a build") is None
+
+
+def test_a_device_that_stops_answering_for_a_while_does_not_end_the_watching() -> None:
+    answers: list[object] = [DflashError("no answer"), sample(os.getpid()), DflashError("no answer"), None]
+
+    def look(_pid: int) -> Sample | None:
+        answer = answers.pop(0)
+        if isinstance(answer, DflashError):
+            raise answer
+        return answer
+
+    watch = Watch(os.getpid(), seconds=0.01, look=look).start()
+    until = time.monotonic() + 30
+    while answers and time.monotonic() < until:
+        time.sleep(0.01)
+    watch.stop()
+    assert len(watch.samples) == 1 and not answers

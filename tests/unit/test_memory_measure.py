@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from dflashcpp.memory import plan, prepare
 from dflashcpp.memory.lines import Line
 from dflashcpp.memory.measure import Measured, disagreements, measure, parse, with_engine
 from dflashcpp.memory.settings import Settings, from_flags, to_flags
+from tests.support.fake_tools import python_program
 from tests.support.sparse_models import TINY, write_target
 
 MIB = 1 << 20
@@ -33,10 +33,7 @@ ANSWER = {
 
 
 def _engine(folder: Path, code: str) -> Path:
-    file = folder / "llama-fit-params"
-    file.write_text(f"#!{sys.executable}\nimport sys\n{code}\n")
-    file.chmod(0o755)
-    return file
+    return python_program(folder, "llama-fit-params", f"import sys\n{code}\n")
 
 
 def test_the_engine_is_asked_with_the_servers_flags_and_answers_by_context_and_place(tmp_path: Path) -> None:

@@ -95,12 +95,12 @@ bool drafter_fits(
     }
     for (const auto & row : pair.draft) {
         const int64_t target = (int64_t) self_on(pair.target, row.device);
-        const int64_t left   = row.free - target;
-        if (has_limit(row) && left >= 0 && (int64_t) row.self() > left) {
-            LOG_ERR("drafter needs %zu MiB on %s, %lld MiB free (%lld MiB, the target takes %lld MiB of it): "
+        const int64_t left   = std::max<int64_t>(0, row.free - target);
+        if (has_limit(row) && (int64_t) row.self() > left) {
+            LOG_ERR("drafter needs %zu MiB on %s, %lld MiB free (%lld MiB, the target %s takes %lld MiB): "
                     "shorten -c, lower -ub or -np, or move layers off it with -ngl or -ngld\n",
                     (row.self() + (1 << 20) - 1) >> 20, row.device.c_str(), (long long) left >> 20,
-                    (long long) row.free >> 20, (long long) target >> 20);
+                    (long long) row.free >> 20, target > row.free ? "alone" : "beside it", (long long) target >> 20);
             return false;
         }
     }

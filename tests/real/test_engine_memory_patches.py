@@ -165,6 +165,10 @@ def test_a_drafter_that_does_not_fit_says_so_before_anything_is_loaded(
     assert "drafter needs" in tight and "on Host" in tight
     assert "listening on" not in tight
 
+    full = _start(build_patched, pair, tmp_path, int(target) - 2)
+    assert "drafter needs" in full and "0 MiB free" in full and "the target alone takes" in full
+    assert "listening on" not in full
+
     roomy = _start(build_patched, pair, tmp_path, int(target + drafter) + 2)
     assert "drafter needs" not in roomy
     assert "listening on" in roomy

@@ -41,6 +41,17 @@ def test_the_script_of_the_python_page_runs(build_patched: Build, tmp_path: Path
     assert re.search(r"mean accepted length [0-9.]+", done.stdout)
 
 
+def test_the_script_of_the_readme_runs(build_patched: Build, tmp_path: Path) -> None:
+    found = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    (tmp_path / "script.py").write_text(found.group(1))
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 20
+
+
 def test_the_openai_package_works_against_our_server(build_patched: Build) -> None:
     openai = pytest.importorskip("openai")
     pair = pairs.load_pair()

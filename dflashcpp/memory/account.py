@@ -249,6 +249,7 @@ _OUT_OF_MEMORY = re.compile(
     r"|not enough memory|std::bad_alloc|drafter needs \d+ MiB on"
 )
 _DRAFTER = re.compile(r"drafter needs \d+ MiB on|_M_range_check|invalid vector subscript")
+_TARGET_ALONE = re.compile(r"the target alone takes \d+ MiB")
 _TASK = re.compile(r"launch_slot_: id +\d+ \| task +(-?\d+) \| processing task")
 _DONE = re.compile(r"print_timing: id +\d+ \| task +(-?\d+) \|")
 
@@ -291,6 +292,8 @@ def _phase(ready: bool, started: Sequence[str], finished: set[str]) -> str:
 
 def _advice(phase: str, line: str, memory: EngineMemory) -> str:
     if phase == "load":
+        if _TARGET_ALONE.search(line):
+            return "the target alone does not fit: lower -c or -ub, or -ngl with fewer layers"
         loaded = memory.mib("target", "compute") and not memory.mib("draft", "kv")
         if loaded or _DRAFTER.search(line):
             return "the target fits, the drafter does not: lower -c or -ub, or pass -ngld 0"

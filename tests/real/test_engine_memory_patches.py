@@ -21,6 +21,7 @@ from tests.support.sparse_models import TINY, write_drafter, write_target
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 MIB = 2**20
+SMALL_START = ("-c", "512", "-np", "1", "-t", "1", "-lv", "4", "--port", "0")
 SPEC = ("--spec-type", "draft-dflash", "--spec-draft-n-max", "4")
 
 
@@ -83,23 +84,7 @@ def test_props_agree_with_the_log(build_patched: Build, target: Path, drafter: P
 def test_the_table_at_exit_has_the_drafter(
     build_patched: Build, target: Path, drafter: Path, tmp_path: Path
 ) -> None:
-    arguments = (
-        "-m",
-        target,
-        "-md",
-        drafter,
-        *SPEC,
-        "-c",
-        "512",
-        "-np",
-        "1",
-        "-t",
-        "1",
-        "-lv",
-        "4",
-        "--port",
-        "0",
-    )
+    arguments = ("-m", target, "-md", drafter, *SPEC, *SMALL_START)
     log = server_log(build_patched.binary("llama-server"), arguments, tmp_path)
     table = log.split("cleaning up before exit")[-1]
     assert "memory breakdown [MiB]" in table
@@ -109,23 +94,7 @@ def test_the_table_at_exit_has_the_drafter(
 def test_fit_counts_a_drafter_that_borrows_the_embeddings(
     build_patched: Build, build_pristine: Build, target: Path, drafter: Path, tmp_path: Path
 ) -> None:
-    arguments = (
-        "-m",
-        target,
-        "-md",
-        drafter,
-        *SPEC,
-        "-c",
-        "512",
-        "-np",
-        "1",
-        "-t",
-        "1",
-        "-lv",
-        "4",
-        "--port",
-        "0",
-    )
+    arguments = ("-m", target, "-md", drafter, *SPEC, *SMALL_START)
     logs = [
         server_log(build.binary("llama-server"), arguments, tmp_path)
         for build in (build_pristine, build_patched)

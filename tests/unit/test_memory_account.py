@@ -200,3 +200,12 @@ def test_the_engine_sees_the_larger_buffer_of_the_first_request() -> None:
         "draft": {"weights": 14.98, "kv": 6.0, "compute": 103.39, "output": 0.19},
     }
     assert parse_log(_log("patched-dflash2.log")).mib("draft", "compute") == 1.13
+
+
+def test_a_target_that_does_not_fit_alone_is_not_said_to_fit() -> None:
+    line = (
+        "0.5 E drafter needs 23 MiB on CUDA0, 0 MiB free (60 MiB, the target alone takes 201 MiB): shorten -c"
+    )
+    found = out_of_memory([line])
+    assert found is not None and found.phase == "load"
+    assert found.advice.startswith("the target alone does not fit")

@@ -4,10 +4,11 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
 PYTEST_FLAGS ?=
 
-.PHONY: help demo test test-fast lint build bench docs docs-check patches-check wheel clean
+.PHONY: help demo test test-bases test-fast lint build bench docs docs-check patches-check wheel clean
 help:
 	@echo "make demo           the main job, from nothing, on the built-in pair (the first run takes some minutes)"
 	@echo "make test           the whole test suite"
+	@echo "make test-bases     the tests on the further llama.cpp bases, each of which is built first"
 	@echo "make test-fast      the tests that need neither a built llama.cpp nor minutes"
 	@echo "make lint           ruff and mypy"
 	@echo "make build          fetch, patch and build llama.cpp for the CPU"
@@ -20,10 +21,13 @@ demo: .venv/installed
 	$(PY) -m dflashcpp demo
 
 test: .venv/installed-test
-	$(PY) -m pytest $(PYTEST_FLAGS)
+	$(PY) -m pytest -m "not bases" $(PYTEST_FLAGS)
+
+test-bases: .venv/installed-test
+	$(PY) -m pytest -m bases $(PYTEST_FLAGS)
 
 test-fast: .venv/installed-test
-	$(PY) -m pytest -m "not real and not slow" $(PYTEST_FLAGS)
+	$(PY) -m pytest -m "not real and not slow and not bases" $(PYTEST_FLAGS)
 
 lint: .venv/installed-lint
 	$(PY) -m ruff check .

@@ -46,6 +46,18 @@ def build_pristine() -> llamacpp.Build:
 
 
 @pytest.fixture(scope="session")
+def build_f449e05() -> llamacpp.Build:
+    """The base that has no DFlash of its own, with the series that adds it."""
+    return llamacpp.build(base="f449e05", progress=_Talk())
+
+
+@pytest.fixture(scope="session")
+def build_4df29be() -> llamacpp.Build:
+    """The base that knows DFlash but not DFlash-2, with the series that adds it (tests marked `bases`)."""
+    return llamacpp.build(base="4df29be", progress=_Talk())
+
+
+@pytest.fixture(scope="session")
 def target_gguf() -> Path:
     """The target of the built-in pair, fetched into the user's cache when it is not there."""
     return pairs.ensure_target(pairs.load_pair("smollm2-135m"), _Talk())

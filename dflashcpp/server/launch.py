@@ -194,7 +194,8 @@ def _drafting(made: _Composer, draft: Path | None, depth: int | None) -> list[Gi
         if asked and SPEC_TYPE in asked.split(","):
             raise UsageError(f"--spec-type {asked} needs a drafter", hint="pass its GGUF with -md")
         for name in _DRAFT_ONLY:
-            if made.take(name) is not None:
+            if made.has(name):
+                made.take(name)
                 made.notes.append(f"{name} means nothing without a drafter: left out")
         return [Given("--spec-type", asked)] if asked else []
     if not made.table.has("--spec-type") or SPEC_TYPE not in made.table.spec_types():
@@ -210,10 +211,19 @@ def _drafting(made: _Composer, draft: Path | None, depth: int | None) -> list[Gi
     if types:
         made.warnings.append(f"--spec-type {asked}: {SPEC_TYPE} and others take turns, they are not combined")
     made.put("--spec-draft-n-max", str(_n_max(made, depth)))
+    made.default(
+        "--spec-draft-adaptive", None, "drafts as many tokens as pay, none where drafting would cost time"
+    )
     return [Given("--model-draft", str(draft)), Given("--spec-type", ",".join([SPEC_TYPE, *types]))]
 
 
-_DRAFT_ONLY = ("--spec-draft-n-max", "--spec-draft-n-min", "--spec-draft-p-min", "--spec-draft-ngl")
+_DRAFT_ONLY = (
+    "--spec-draft-n-max",
+    "--spec-draft-n-min",
+    "--spec-draft-p-min",
+    "--spec-draft-ngl",
+    "--spec-draft-adaptive",
+)
 
 
 def _n_max(made: _Composer, depth: int | None) -> int:

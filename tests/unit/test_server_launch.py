@@ -101,6 +101,29 @@ def test_spec_type_none_with_a_drafter_is_a_contradiction() -> None:
         made("--spec-type", "none")
 
 
+OURS = FlagTable.parse(
+    fake.HELP + "--spec-draft-adaptive, --no-spec-draft-adaptive\n" + 40 * " " + "as many as pay\n"
+)
+
+
+def test_a_build_that_can_is_told_to_draft_as_many_tokens_as_pay() -> None:
+    launch = made(table=OURS)
+    assert "--spec-draft-adaptive" in launch.argv
+    assert any(note.startswith("--spec-draft-adaptive: ") for note in launch.notes)
+    assert "--spec-draft-adaptive" not in made().argv
+
+
+def test_a_fixed_draft_length_can_be_had() -> None:
+    argv = made("--no-spec-draft-adaptive", table=OURS).argv
+    assert "--no-spec-draft-adaptive" in argv and "--spec-draft-adaptive" not in argv
+
+
+def test_without_a_drafter_a_switch_of_drafting_is_left_out_with_a_word() -> None:
+    launch = made("--spec-draft-adaptive", draft=None, table=OURS)
+    assert "--spec-draft-adaptive" not in launch.argv
+    assert any("means nothing without a drafter" in note for note in launch.notes)
+
+
 def test_other_kinds_of_drafting_are_kept_with_a_warning() -> None:
     launch = made("--spec-type", "ngram-mod")
     assert launch.spec_type == "draft-dflash,ngram-mod"

@@ -1,0 +1,199 @@
+// How many tokens to draft: the number that makes tokens per second largest, 0 where drafting loses.
+//
+// Units: us (microseconds), rows (tokens of one batch, all slots together), tokens, probabilities.
+// Nothing here knows llama.cpp or looks at a clock, and nothing allocates after construction.
+//
+// One step of the loop that drafts:
+//   1. plan_drafts() or want(): how many tokens each slot drafts; 0: none in this step
+//   2. draft; costs.draft.observe(rows fed, us of it)
+//   3. keep(): how many of the drafted tokens are worth verifying, maybe none
+//   4. verify; costs.verify.observe(rows of the target batch, us of the rest of the step)
+//   5. observe(verified, accepted) for each slot that verified something
+//
+// What belongs where: `draft` is all time that a step without a drafter would not have spent (the
+// draft call and the injection of the rows of the step before), `verify` is the rest of the step
+// from one draft to the next. Steps that also read a prompt, or waited for work, are not observed.
+// Injection that was put off while drafting was off goes to charge() in place of costs.draft.
+//
+// Sampling stays exact because keep() decides about token i from the confidences 1..i alone: give
+// the largest probability of the distribution that token i is drawn from, not the probability of
+// the token that was drawn. Whether token i is verified then never depends on its own value.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+namespace dflashcpp {
+
+// Cost of a call by its number of rows, measured as it runs. Widths never seen are interpolated.
+// A growing context or a busy machine slows every width, so each observation also moves the others.
+class cost_curve {
+public:
+    explicit cost_curve(int max_rows);
+
+    void   observe(int rows, double us);
+    bool   known() const { return n_known > 0; }
+    bool   known(int rows) const;
+    double at(int rows) const;         // us; 0 for no rows and while nothing was observed
+    double change() const { return change_us; } // us that a call takes more when its width is new
+    int    last()   const { return last_rows; } // width of the newest call
+    int    age(int rows) const;        // calls since this width was seen
+
+private:
+    struct point {
+        double us     = 0.0;
+        double weight = 0.0; // observations, forgotten
+        int    seen   = 0;   // n_calls of the newest one
+    };
+
+    double learn(point & p, double us, bool changed);
+    void   redraw();
+    void   draw_between(int a, int b);
+
+    std::vector<point>  points; // by rows
+    std::vector<double> curve;  // us by rows, of all points together
+    double change_us = 0.0;
+    int    last_rows = 0;
+    int    n_known   = 0;
+    int    n_calls   = 0;
+};
+
+// What a step costs; one for all slots. Wider batches than `max_rows` count as that many rows.
+struct draft_costs {
+    cost_curve draft;
+    cost_curve verify;
+
+    explicit draft_costs(int max_rows) : draft(max_rows), verify(max_rows) {}
+};
+
+// Conditional acceptance: P(token i is accepted | tokens 1..i-1 were), i from 1.
+// Positions after a rejection were not tested and teach nothing.
+class acceptance_model {
+public:
+    explicit acceptance_model(int n_max);
+
+    // `verified` tokens were checked, the first `accepted` of them were right.
+    // confidence[i-1]: of token i; nullptr: not known.
+    void observe(int verified, int accepted, const float * confidence);
+
+    double at(int i) const;                   // by position alone
+    double at(int i, float confidence) const; // by what a confidence like this was worth so far
+    double hopeful(int i) const;              // at(i) plus its standard error
+    double trials(int i) const;               // tests of position i, forgotten
+
+    // Trust what was learned by position no more than `trials` tests: what comes next weighs more.
+    void soften(double trials);
+
+private:
+    struct rate {
+        double hits   = 0.0;
+        double trials = 0.0;
+
+        void   observe(bool hit, double keep, double weight = 1.0);
+        double mean(double prior, double weight) const { return (hits + prior * weight) / (trials + weight); }
+    };
+
+    struct knot { // a confidence lies between two bins
+        int    bin;
+        double share; // of bin + 1
+    };
+
+    static constexpr int n_bins = 8;
+
+    static knot place(float confidence);
+    double      by_bin(bool later, int bin, double prior) const;
+
+    std::vector<rate> by_position;   // index i-1
+    std::vector<rate> by_confidence; // [first token | later ones][bin]
+};
+
+struct draft_length_params {
+    int    n_max       = 4;    // ceiling, tokens
+    double probe_share = 0.01; // of the time, at most, spent on finding out whether drafting pays again
+    double stake       = 5.0;  // plain steps that drafting may lose before it is switched off
+    double hysteresis  = 0.02; // another length must promise this much more
+};
+
+// What the other slots put into the same step.
+struct draft_load {
+    int    rows       = 0;   // of the target batch
+    int    draft_rows = 0;   // of the draft call
+    double tokens     = 0.0; // they are expected to gain
+};
+
+// The policy of one slot. Its state outlives a request: call begin() for the next one.
+class draft_length {
+public:
+    draft_length(const draft_length_params & params, const draft_costs & costs);
+
+    // A new request: what it is about may have changed.
+    void begin();
+
+    // How many tokens to draft now, at most `ceiling` (what the request and the context have room for).
+    int want(int ceiling, const draft_load & others = {});
+
+    // How many of the n drafted tokens are worth verifying. confidence[i-1]: of token i, see above;
+    // nullptr: all of them.
+    int keep(int n, const float * confidence);
+
+    // The step is done. Call it for steps that verified something; others count by themselves.
+    void observe(int verified, int accepted);
+
+    // Time lost to drafting that is in no curve.
+    void charge(double us);
+
+    // false: drafting is off, and injection can wait until want() asks for a draft again.
+    bool drafting() const { return on || planned > 0; }
+
+    int    length()   const { return planned; } // what want() answered
+    double expected() const;                    // tokens of the step that want() planned
+
+    const acceptance_model & acceptance() const { return model; }
+
+private:
+    friend void plan_drafts(struct draft_slot * slots, size_t n_slots, const draft_load & rest);
+
+    struct choice {
+        int    n    = 0;
+        double rate = 0.0; // tokens of all slots per us
+    };
+
+    double cost(int drafted, int verified) const; // us of the step with the load of `others`
+    double plain_rate() const;
+    double rate(int n, bool hopeful) const;
+    choice best(int ceiling, bool hopeful) const;
+    int    choose(int ceiling);
+    bool   plain_is_stale(const choice & top) const;
+    double worth_going_on(int i, double path, float confidence, int n, double per_us) const;
+    void   settle(double gain);
+
+    draft_length_params params;
+    const draft_costs * costs;
+    acceptance_model    model;
+    std::vector<int>    tiers;
+    std::vector<float>  seen;    // confidences of the block in flight
+    draft_load          others;
+
+    bool   on       = true;
+    bool   has_seen = false;
+    int    current  = 0;   // tier in use
+    int    planned  = 0;   // of the step in flight
+    int    drafted  = 0;
+    double bank     = 0.0; // tokens that drafting may still lose
+};
+
+// One slot of a step that drafts for several.
+struct draft_slot {
+    draft_length * length  = nullptr;
+    int            ceiling = 0; // tokens
+    int            n       = 0; // out: tokens to draft
+};
+
+// Lengths for all slots of one step together: rows that a slot adds slow the others, too.
+// `rest`: rows of the target batch that belong to none of these slots, and what they gain.
+void plan_drafts(draft_slot * slots, size_t n_slots, const draft_load & rest = {});
+
+// The lengths in use up to n_max: few, so that graphs are reused.
+std::vector<int> draft_tiers(int n_max);
+
+} // namespace dflashcpp

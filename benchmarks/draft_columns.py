@@ -1,0 +1,147 @@
+"""The columns of benchmarks/drafting.py: which build, which drafter, which features on.
+
+Features stand in benchmarks/drafting.toml. One that a build does not know is left out, and that is said.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dflashcpp.errors import UsageError
+from dflashcpp.llamacpp import Build
+from dflashcpp.server.flags import read_flags
+
+TABLE = Path(__file__).with_suffix("").with_name("drafting.toml")
+SWITCH = "DFLASHCPP_OFF"
+
+BASE = "no drafter"
+PRISTINE = "pristine "
+CONTROL = "no drafter, ours"
+OFF = "features off"
+ALL = "all features"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One thing that can be turned on and off: by flags, by its name in DFLASHCPP_OFF, or both."""
+
+    name: str
+    on: tuple[str, ...] = ()
+    off: tuple[str, ...] = ()
+    env: str | None = None
+    temperatures: tuple[float, ...] | None = None
+    changes_length: bool = False
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Feature:
+        """From a row of the table."""
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in row.items()
+        }
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Table:
+    """What drafting.toml says."""
+
+    lengths: tuple[int, ...]
+    temperatures: tuple[float, ...]
+    features: tuple[Feature, ...]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One setting of one build. n_max None: no drafter is loaded at all. Ours: the build has our patches."""
+
+    name: str
+    ours: bool
+    n_max: int | None
+    flags: tuple[str, ...] = ()
+    off: tuple[str, ...] = ()
+    temperatures: tuple[float, ...] | None = field(default=None)
+
+    def measured_at(self, temperature: float) -> bool:
+        """Whether it is worth measuring at this temperature."""
+        return self.temperatures is None or temperature in self.temperatures
+
+
+def read_table(path: Path = TABLE) -> Table:
+    """The table of features, lengths and temperatures."""
+    rows = tomllib.loads(path.read_text(encoding="utf-8"))
+    features = tuple(Feature.of(row) for row in rows.get("feature", ()))
+    return Table(tuple(rows["lengths"]), tuple(rows["temperatures"]), features)
+
+
+def unknown(features: Sequence[Feature], build: Build) -> dict[str, str]:
+    """Features this build cannot switch, with the reason."""
+    table = read_flags(build.binary("llama-server"))
+    holds = _reader(build)
+    found = {}
+    for feature in features:
+        missing = [word for word in (*feature.on, *feature.off) if _is_flag(word) and not table.has(word)]
+        if missing:
+            found[feature.name] = f"llama-server does not know {', '.join(dict.fromkeys(missing))}"
+        elif feature.env and not (holds(SWITCH) and holds(feature.env)):
+            found[feature.name] = f"the build holds no {feature.env} in {SWITCH}"
+    return found
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and not word[1:2].isdigit()
+
+
+def _reader(build: Build) -> Callable[[str], bool]:
+    """Whether a text stands in one of llama.cpp's libraries: variables are listed in no `--help`."""
+    libraries = [path for path in (build.root / "bin").glob("libllama*") if path.is_file()]
+    content = [path.read_bytes() for path in libraries]
+    return lambda text: any(text.encode() in part for part in content)
+
+
+def switched(
+    features: Sequence[Feature], on: Callable[[Feature], bool]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Flags, and names for DFLASHCPP_OFF, that turn on what `on` holds of and all others off."""
+    flags = tuple(word for feature in features for word in (feature.on if on(feature) else feature.off))
+    off = tuple(feature.env for feature in features if feature.env and not on(feature))
+    return flags, off
+
+
+def make(table: Table, features: Sequence[Feature], n_max: int) -> list[Column]:
+    """Every column for these features, in the order they are shown."""
+    columns = [Column(BASE, False, None), Column(CONTROL, True, None)]
+    columns += [Column(fixed(length), False, length) for length in sorted({*table.lengths, n_max})]
+    columns.append(Column(OFF, True, n_max, *switched(features, lambda _: False)))
+    for one in features:
+        chosen = switched(features, one.__eq__)
+        columns.append(Column(f"only {one.name}", True, n_max, *chosen, one.temperatures))
+    columns.append(all_features(features, n_max))
+    return columns
+
+
+def all_features(features: Sequence[Feature], n_max: int) -> Column:
+    """Ours as it is meant to be used."""
+    return Column(ALL, True, n_max, *switched(features, lambda _: True))
+
+
+def fixed_rows(features: Sequence[Feature], rows: int) -> Column:
+    """Ours with every feature but those that change how many rows are drafted: anchor and rows - 1 masks."""
+    return Column(ALL, True, rows - 1, *switched(features, lambda feature: not feature.changes_length))
+
+
+def fixed(length: int) -> str:
+    """The name of pristine's column with this length."""
+    return f"{PRISTINE}{length}"
+
+
+def select(columns: Sequence[Column], wanted: Sequence[str]) -> list[Column]:
+    """The columns asked for (part of a name is enough), and always the baseline. Raises UsageError."""
+    for word in wanted:
+        if not any(word in column.name for column in columns):
+            names = ", ".join(column.name for column in columns)
+            raise UsageError(f"no column is named '{word}'", hint=f"there are: {names}")
+    return [c for c in columns if not wanted or c.name == BASE or any(word in c.name for word in wanted)]

@@ -4,8 +4,9 @@ Rates are computed here from counts and times, since bases of llama.cpp differ i
 token comes out of the prompt's evaluation, so `n` tokens take `n - 1` steps of the measured time
 (llama.cpp `tools/server/server-common.h`, `server_task_stats`).
 
-The mean accepted length is 1 + accepted / verify steps. `timings` does not tell the verify steps; the
-counters of `/metrics` do. Where they do not, the length is None, shown as n/a.
+The mean accepted length is 1 + accepted / verify steps. Our patched llama-server tells the steps in the
+`timings` of each answer, an older one only in the counters of `/metrics`. Where neither does, the length
+is None, shown as n/a.
 """
 
 from __future__ import annotations
@@ -18,10 +19,17 @@ from typing import Any
 
 _COUNTER = re.compile(r"^llamacpp:([a-z0-9_]+)(?:\{position=\"(\d+)\"\})?\s+(\S+)$")
 
+_COUNTS = ("cache_n", "draft_n", "draft_n_accepted", "draft_n_verif_steps")
+_LISTS = ("draft_n_accepted_per_pos", "draft_n_steps_per_len")
+
 
 @dataclass(frozen=True)
 class Timings:
-    """One request: tokens, milliseconds, and what was drafted. None means: the engine did not say."""
+    """One request: tokens, milliseconds, and what was drafted. None or empty: the engine did not say.
+
+    `accepted_at[i]`: steps that accepted drafted token i. `steps_of_length[n]`: steps in which n tokens were
+    drafted, n = 0 for those without a draft.
+    """
 
     prompt_n: int
     prompt_ms: float
@@ -31,18 +39,22 @@ class Timings:
     drafted: int | None = None
     accepted: int | None = None
     verify_steps: int | None = None
+    accepted_at: tuple[int, ...] = ()
+    steps_of_length: tuple[int, ...] = ()
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Timings | None:
         """llama-server's `timings` object; None when it lacks a count or a time, or holds no number."""
         try:
             needed = [float(row[key]) for key in ("prompt_n", "prompt_ms", "predicted_n", "predicted_ms")]
-            extra = [_whole(row.get(key)) for key in ("cache_n", "draft_n", "draft_n_accepted")]
+            cached, drafted, accepted, steps = (_whole(row.get(key)) for key in _COUNTS)
+            at, of_length = (tuple(int(n) for n in row.get(key) or ()) for key in _LISTS)
         except (KeyError, TypeError, ValueError, OverflowError):
             return None
         if not all(math.isfinite(value) and value >= 0 for value in needed):
             return None
-        return cls(int(needed[0]), needed[1], int(needed[2]), needed[3], *extra)
+        first = (int(needed[0]), needed[1], int(needed[2]), needed[3])
+        return cls(*first, cached, drafted, accepted, steps, at, of_length)
 
     @property
     def prompt_per_second(self) -> float | None:
@@ -80,6 +92,8 @@ class Timings:
             "drafted": self.drafted,
             "accepted": self.accepted,
             "verify_steps": self.verify_steps,
+            "accepted_at": list(self.accepted_at),
+            "steps_of_length": list(self.steps_of_length),
             "mean_accepted_length": self.mean_accepted_length,
         }
 
@@ -175,7 +189,7 @@ def summary(timings: Timings | None) -> str:
         f"{number(timings.predicted_per_second, 1)} tok/s",
         f"prompt {timings.prompt_n} tokens at {number(timings.prompt_per_second, 1)} tok/s",
     ]
-    if timings.drafted is None:
+    if not timings.drafted:
         parts.append("nothing drafted")
     else:
         parts.append(f"drafted {timings.drafted}, accepted {number(timings.accepted, 0)}")

@@ -24,6 +24,9 @@
 
 namespace dflashcpp {
 
+// The generator of one request, out of step with the chain's own of the same seed.
+inline std::mt19937 verify_random(uint32_t seed) { return std::mt19937(seed ^ 0x5bd1e995u); }
+
 // A number in [0, 1) of 53 random bits; unlike std::uniform_real_distribution the same with every compiler.
 inline double uniform(std::mt19937 & rng) {
     const uint64_t high = rng() >> 5;

@@ -34,6 +34,24 @@ def test_mean_accepted_length_counts_the_targets_own_token() -> None:
     assert timings.acceptance == pytest.approx(45 / 115)
 
 
+def test_the_engine_tells_the_mean_accepted_length_of_one_request() -> None:
+    told = {"draft_n_verif_steps": 4, "draft_n_accepted_per_pos": [4, 2], "draft_n_steps_per_len": [1, 0, 4]}
+    timings = Timings.from_json({**TIMINGS, **told})
+    assert timings is not None
+    assert timings.mean_accepted_length == pytest.approx(1 + 6 / 4)
+    assert (timings.accepted_at, timings.steps_of_length) == ((4, 2), (1, 0, 4))
+    assert "mean accepted length 2.50" in summary(timings)
+    assert timings.as_json()["accepted_at"] == [4, 2]
+
+
+def test_a_drafter_that_was_off_all_the_time_has_no_mean_accepted_length() -> None:
+    told = {"draft_n": 0, "draft_n_accepted": 0, "draft_n_verif_steps": 0, "draft_n_steps_per_len": [10]}
+    timings = Timings.from_json({**TIMINGS, **told})
+    assert timings is not None
+    assert (timings.verify_steps, timings.mean_accepted_length, timings.acceptance) == (0, None, None)
+    assert "nothing drafted" in summary(timings)
+
+
 def test_timings_without_drafts_say_so() -> None:
     row = {key: value for key, value in TIMINGS.items() if not key.startswith("draft")}
     timings = Timings.from_json(row)
@@ -51,6 +69,8 @@ def test_timings_without_drafts_say_so() -> None:
         {"prompt_n": -1},
         {"prompt_ms": "much"},
         {"draft_n": "x"},
+        {"draft_n_accepted_per_pos": ["x"]},
+        {"draft_n_steps_per_len": 3},
     ],
 )
 def test_timings_that_make_no_sense_are_void_not_zero(edit: dict[str, object]) -> None:
@@ -108,7 +128,8 @@ def test_any_text_of_metrics_is_read(text: str) -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from([*TIMINGS, "other"]), st.one_of(st.none(), st.floats(), st.text(), st.integers())
+        st.sampled_from([*TIMINGS, "draft_n_steps_per_len", "other"]),
+        st.one_of(st.none(), st.floats(), st.text(), st.integers(), st.lists(st.integers())),
     )
 )
 def test_any_timings_are_read_or_void(row: dict[str, object]) -> None:

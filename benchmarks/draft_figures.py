@@ -22,7 +22,7 @@ class Sample:
 
     part: generation, reading, slots or call. kind: of workload. whole_seconds: with the reading of the
     prompts. verify_steps: None where the engine did not tell. foreign: share of the machine that other
-    processes took meanwhile, 0 to 1.
+    processes took meanwhile, 0 to 1. lengths[n]: steps in which n tokens were drafted, empty if not told.
     """
 
     part: str
@@ -37,6 +37,7 @@ class Sample:
     accepted: int = 0
     verify_steps: int | None = None
     foreign: float = 0.0
+    lengths: tuple[int, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -104,6 +105,13 @@ class Figures:
             return None
         steps = sum(s.verify_steps or 0 for s in chosen)
         return 1 + sum(s.accepted for s in chosen) / steps if steps else None
+
+    def drafted_a_step(self, column: str, temperature: float) -> float | None:
+        """Tokens drafted in a step of the target, over all rounds; None where nobody told the steps."""
+        chosen = [s for g in self._rounds(column, temperature, None).values() for s in g]
+        drafted = sum(s.drafted for s in chosen)
+        steps = sum(sum(s.lengths) or s.verify_steps or 0 for s in chosen)
+        return drafted / steps if steps and drafted else None
 
     def ratio(
         self, column: str, base: str, temperature: float, kind: str, *, whole: bool = False

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks.draft_asking import Whole, ask
 from benchmarks.draft_columns import SWITCH, Column
 from benchmarks.draft_figures import Sample
 from benchmarks.draft_workloads import Conversation, Workload
@@ -21,7 +23,6 @@ from dflashcpp.errors import DflashError
 from dflashcpp.llamacpp import Build
 from dflashcpp.server import LlamaServer
 from dflashcpp.stats import Timings
-from dflashcpp.stream import Answer
 
 CONTEXT = 4096
 WARM_UP = "Count from one to twenty in words."
@@ -64,6 +65,7 @@ class Told:
     drafted: int = 0
     accepted: int = 0
     steps: int | None = 0
+    lengths: tuple[int, ...] = ()
     texts: list[Text] = field(default_factory=list)
 
     def add(self, timings: Timings) -> None:
@@ -73,6 +75,8 @@ class Told:
         self.prompt_seconds += timings.prompt_ms / 1e3
         self.drafted += timings.drafted or 0
         self.accepted += timings.accepted or 0
+        both = zip_longest(self.lengths, timings.steps_of_length, fillvalue=0)
+        self.lengths = tuple(one + other for one, other in both)
         if timings.drafted:
             known = self.steps is not None and timings.verify_steps is not None
             self.steps = (self.steps or 0) + (timings.verify_steps or 0) if known else None
@@ -96,8 +100,8 @@ def serving(
             client = server.client()
             if draft is None and client.speculative() is not False:
                 raise DflashError("the baseline has a drafter loaded")
-            timings = _complete(client, WARM_UP, 32, 0.0, 0).timings
-            if draft is None and timings is not None and timings.drafted is not None:
+            timings = ask(client, client.apply_template(WARM_UP), 32).timings
+            if draft is None and timings.drafted is not None:
                 raise DflashError("the baseline drafts")
             yield server
 
@@ -113,14 +117,6 @@ def _switched_off(names: Sequence[str]) -> Iterator[None]:
         os.environ.pop(SWITCH, None)
         if before is not None:
             os.environ[SWITCH] = before
-
-
-def _complete(client: Client, prompt: str, tokens: int, temperature: float, seed: int) -> Answer:
-    options: dict[str, Any] = {"n_predict": tokens, "temperature": temperature, "seed": seed}
-    answer = client.complete(prompt, **options, cache_prompt=True, return_tokens=True)
-    if answer.timings is None:
-        raise DflashError(f"{client.url} told no timings of its answer")
-    return answer
 
 
 def generation(
@@ -153,7 +149,6 @@ def _converse_all(client: Client, column: str, temperature: float, turn: int, wo
         for number, (prompt, answer) in enumerate(
             converse(client, conversation, workload.max_tokens, temperature, seed)
         ):
-            assert answer.timings is not None
             told.add(answer.timings)
             if temperature == 0:
                 place = (workload.kind, index, number)
@@ -163,13 +158,13 @@ def _converse_all(client: Client, column: str, temperature: float, turn: int, wo
 
 def converse(
     client: Client, conversation: Conversation, tokens: int, temperature: float, seed: int
-) -> Iterator[tuple[str, Answer]]:
+) -> Iterator[tuple[str, Whole]]:
     """Say every turn, put the answer back into the conversation; prompts and answers."""
     messages: list[dict[str, str]] = []
     for number, said in enumerate(conversation.turns):
         messages.append({"role": "user", "content": said})
         prompt = client.apply_template(messages)
-        answer = _complete(client, prompt, tokens, temperature, seed + number)
+        answer = ask(client, prompt, tokens, temperature, seed + number)
         messages.append({"role": "assistant", "content": answer.text})
         yield prompt, answer
 
@@ -190,6 +185,7 @@ def _sample(
         accepted=told.accepted,
         verify_steps=told.steps,
         foreign=other,
+        lengths=told.lengths,
     )
 
 
@@ -201,8 +197,7 @@ def reading(
     with serving(setup, column, drafter=drafter) as server, foreign(server.pid) as other:
         client = server.client()
         for number in range(2):
-            timings = _complete(client, f"Copy {number} of round {turn}. {prompt}", 1, 0.0, 0).timings
-            assert timings is not None
+            timings = ask(client, f"Copy {number} of round {turn}. {prompt}", 1).timings
             amount += timings.prompt_n
             seconds += timings.prompt_ms / 1e3
     return Sample(
@@ -216,14 +211,12 @@ def parallel(setup: Setup, column: Column, slots: int, turn: int, workloads: Seq
     with serving(setup, column, slots=slots) as server, foreign(server.pid) as other:
         client = server.client()
 
-        def ask(one: tuple[str, int]) -> Timings:
-            timings = _complete(client, client.apply_template(one[0]), one[1], 0.0, 0).timings
-            assert timings is not None
-            return timings
+        def one(said: tuple[str, int]) -> Timings:
+            return ask(client, client.apply_template(said[0]), said[1]).timings
 
         start = time.monotonic()
         with ThreadPoolExecutor(slots) as pool:
-            answers = list(pool.map(ask, _turned(asked, turn)))
+            answers = list(pool.map(one, _turned(asked, turn)))
         seconds = time.monotonic() - start
     told = Told()
     for timings in answers:
@@ -241,9 +234,7 @@ def draft_calls(setup: Setup, column: Column, turn: int, workloads: Sequence[Wor
         told = Told()
         for workload in workloads:
             for one in workload.conversations:
-                answer = _complete(client, client.apply_template(one.turns[0]), workload.max_tokens, 0.0, 0)
-                assert answer.timings is not None
-                told.add(answer.timings)
+                told.add(ask(client, client.apply_template(one.turns[0]), workload.max_tokens).timings)
     after = statistics_of(server.log.read_text(encoding="utf-8", errors="replace"))
     if before is None or after is None or after[0] <= before[0]:
         return None

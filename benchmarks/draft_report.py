@@ -54,12 +54,12 @@ def _generation(figures: Figures, temperature: float, output: Output) -> None:
     for column in figures.columns(temperature):
         ratios = [figures.ratio(column, BASE, temperature, kind) for kind in kinds]
         length = number(figures.length(column, temperature), 2)
+        drafted = number(figures.drafted_a_step(column, temperature), 2)
         speed, mixed = figures.speed(column, temperature), figures.mix(column, BASE, temperature)
-        rows.append(
-            [column, number(speed.median if speed else None, 1), length, _spread(mixed), *map(_short, ratios)]
-        )
+        shown = number(speed.median if speed else None, 1)
+        rows.append([column, shown, drafted, length, _spread(mixed), *map(_short, ratios)])
     title = f"Generation, T = {temperature:g}: ratio to no drafter, median of rounds [lowest..highest]"
-    _table(output, title, ["", "tok/s", "length", "mix", *map(_head, kinds)], rows)
+    _table(output, title, ["", "tok/s", "drafted", "length", "mix", *map(_head, kinds)], rows)
 
 
 def _head(kind: str) -> str:

@@ -45,7 +45,7 @@ def load(path: Path) -> Results:
     """What `save` or `--json` wrote. Raises DflashError."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
-        samples = [Sample(**row) for row in rows["samples"]]
+        samples = [Sample(**{**row, "lengths": tuple(row["lengths"])}) for row in rows["samples"]]
         verdicts = [Verdict(**{**row, "place": tuple(row["place"])}) for row in rows["verdicts"]]
         return Results(rows["machine"], samples, verdicts, rows["left_out"])
     except (OSError, ValueError, KeyError, TypeError) as error:

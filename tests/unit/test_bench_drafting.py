@@ -124,6 +124,14 @@ def test_the_mean_length_counts_steps_and_is_unknown_when_one_is() -> None:
     assert of([replace(known, drafted=0)]).length("x", 0.0) is None
 
 
+def test_steps_without_a_draft_count_where_the_engine_tells_them() -> None:
+    known = Sample("generation", "x", 0.0, "a", 0, 10, 1.0, drafted=8, accepted=6, verify_steps=4)
+    assert of([known]).drafted_a_step("x", 0.0) == pytest.approx(2.0)
+    told = replace(known, lengths=(4, 0, 4))
+    assert of([told]).drafted_a_step("x", 0.0) == pytest.approx(1.0)
+    assert of([replace(known, drafted=0, verify_steps=0)]).drafted_a_step("x", 0.0) is None
+
+
 # -- goals ----------------------------------------------------------------------------------------
 
 
@@ -338,6 +346,13 @@ def test_the_first_token_counts_with_the_prompt_and_unknown_steps_stay_unknown()
     told.add(Timings(10, 50.0, 11, 100.0, None, 8, 6, None))
     told.add(Timings(10, 50.0, 11, 100.0, None, 8, 6, 4))
     assert told.steps is None and told.accepted == 18
+
+
+def test_steps_by_length_add_up() -> None:
+    told = Told()
+    told.add(Timings(10, 50.0, 11, 100.0, None, 3, 1, 2, (), (1, 1, 1)))
+    told.add(Timings(10, 50.0, 11, 100.0, None, 3, 1, 1, (), (2, 0, 0, 1)))
+    assert told.lengths == (3, 1, 1, 1)
 
 
 def test_an_answer_without_drafts_leaves_the_steps_known() -> None:

@@ -1,5 +1,7 @@
 #include "dflash-model.h"
 
+#include "../src/llama-context.h"
+#include "../src/llama-ext.h"
 #include "../src/llama-model-loader.h"
 
 #include <algorithm>
@@ -68,6 +70,15 @@ bool exposes_layers(llm_arch arch) {
         case LLM_ARCH_QWEN35:
         case LLM_ARCH_QWEN35MOE:
         case LLM_ARCH_QWEN3MOE:
+#ifdef DFLASHCPP_BASE_4DF29BE
+        case LLM_ARCH_DEEPSEEK4:
+        case LLM_ARCH_MINIMAX_01:
+        case LLM_ARCH_MINIMAX_M2:
+        case LLM_ARCH_MUSE_GLIMMER:
+        case LLM_ARCH_NEMOTRON_H:
+        case LLM_ARCH_NEMOTRON_H_MOE:
+        case LLM_ARCH_QWEN3NEXT:
+#endif
             return true;
         default:
             return false;
@@ -267,3 +278,20 @@ uint32_t block_size(const llama_model & drafter) {
 }
 
 } // namespace dflashcpp
+
+int32_t llama_model_dflash_selector_top_k(const llama_model * model) {
+    const auto * drafter = dynamic_cast<const dflashcpp::dflash_model *>(model);
+    return drafter ? int32_t(drafter->settings.top_k) : 0;
+}
+
+bool llama_model_all_windowed(const llama_model * model) {
+    bool all = model->hparams.n_swa > 0;
+    for (uint32_t il = 0; il < model->hparams.n_layer(); ++il) {
+        all = all && model->hparams.is_swa(il);
+    }
+    return all;
+}
+
+uint32_t llama_n_embd_nextn(const llama_context * ctx) {
+    return ctx->get_model().hparams.n_embd_out();
+}

@@ -50,7 +50,7 @@ public:
     }
 
     // the candidates of one drafted position and their scores behind the token chosen before them
-    void candidates(const float * ids, const float * scores, int32_t n) {
+    template <class Id> void candidates(const Id * ids, const float * scores, int32_t n) {
         if (!on()) {
             return;
         }

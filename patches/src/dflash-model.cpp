@@ -292,6 +292,6 @@ bool llama_model_all_windowed(const llama_model * model) {
     return all;
 }
 
-uint32_t llama_n_embd_nextn(const llama_context * ctx) {
-    return ctx->get_model().hparams.n_embd_out();
+int32_t llama_n_embd_nextn(const llama_context * ctx) {
+    return int32_t(ctx->get_model().hparams.n_embd_out());
 }

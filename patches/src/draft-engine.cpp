@@ -180,7 +180,11 @@ public:
         // the lattice comes in the rows of h_nextn, of all tokens; DFlash has its candidates in the logits
         llama_set_embeddings_nextn(drafter, true, /*masked*/ !shape.lattice);
         llama_set_causal_attn(drafter, meta(model(), "dflash.attention.causal", "false") == "true");
+#ifdef DFLASHCPP_LLAMA_BATCH
+        row_width = size_t(llama_n_embd_nextn(drafter));
+#else
         row_width = size_t(llama_model_n_embd(model()));
+#endif
         top_k     = read_top_k(model());
     }
 

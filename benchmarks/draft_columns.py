@@ -33,8 +33,10 @@ class Feature:
     on: tuple[str, ...] = ()
     off: tuple[str, ...] = ()
     env: str | None = None
+    patch: str | None = None
     temperatures: tuple[float, ...] | None = None
     changes_length: bool = False
+    trial: bool = False
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Feature:
@@ -80,14 +82,15 @@ def read_table(path: Path = TABLE) -> Table:
 def unknown(features: Sequence[Feature], build: Build) -> dict[str, str]:
     """Features this build cannot switch, with the reason."""
     table = read_flags(build.binary("llama-server"))
-    holds = _reader(build)
     found = {}
     for feature in features:
         missing = [word for word in (*feature.on, *feature.off) if _is_flag(word) and not table.has(word)]
         if missing:
             found[feature.name] = f"llama-server does not know {', '.join(dict.fromkeys(missing))}"
-        elif feature.env and not (holds(SWITCH) and holds(feature.env)):
-            found[feature.name] = f"the build holds no {feature.env} in {SWITCH}"
+        elif feature.env and not _reads_switch(build):
+            found[feature.name] = f"the build does not read {SWITCH}"
+        elif feature.patch and not _has_patch(build, feature.patch):
+            found[feature.name] = f"the build lacks the patch {feature.patch}"
     return found
 
 
@@ -95,11 +98,16 @@ def _is_flag(word: str) -> bool:
     return word.startswith("-") and not word[1:2].isdigit()
 
 
-def _reader(build: Build) -> Callable[[str], bool]:
-    """Whether a text stands in one of llama.cpp's libraries: variables are listed in no `--help`."""
-    libraries = [path for path in (build.root / "bin").glob("libllama*") if path.is_file()]
-    content = [path.read_bytes() for path in libraries]
-    return lambda text: any(text.encode() in part for part in content)
+def _reads_switch(build: Build) -> bool:
+    """Variables are listed in no `--help`; the name stands in a library that asks for it."""
+    libraries = [path for path in (build.root / "bin").glob("lib*") if path.is_file()]
+    return any(SWITCH.encode() in path.read_bytes() for path in libraries)
+
+
+def _has_patch(build: Build, name: str) -> bool:
+    """By the manifest; a build without one is taken to have it."""
+    names = [patch.removesuffix(".patch").partition("-")[2] for patch in build.patches]
+    return not names or name in names
 
 
 def switched(
@@ -125,12 +133,13 @@ def make(table: Table, features: Sequence[Feature], n_max: int) -> list[Column]:
 
 def all_features(features: Sequence[Feature], n_max: int) -> Column:
     """Ours as it is meant to be used."""
-    return Column(ALL, True, n_max, *switched(features, lambda _: True))
+    return Column(ALL, True, n_max, *switched(features, lambda feature: not feature.trial))
 
 
 def fixed_rows(features: Sequence[Feature], rows: int) -> Column:
     """Ours with every feature but those that change how many rows are drafted: anchor and rows - 1 masks."""
-    return Column(ALL, True, rows - 1, *switched(features, lambda feature: not feature.changes_length))
+    steady = switched(features, lambda feature: not (feature.changes_length or feature.trial))
+    return Column(ALL, True, rows - 1, *steady)
 
 
 def fixed(length: int) -> str:

@@ -25,6 +25,7 @@ from dflashcpp.server import LlamaServer
 from dflashcpp.stats import Timings
 
 CONTEXT = 4096
+FIRST_TOKENS = 16
 WARM_UP = "Count from one to twenty in words."
 _Item = TypeVar("_Item")
 _STATISTICS = re.compile(
@@ -192,14 +193,18 @@ def _sample(
 def reading(
     setup: Setup, column: Column, kind: str, turn: int, prompt: str, drafter: Path | None = None
 ) -> Sample:
-    """A long prompt, read whole, twice (another beginning each time): prompt tokens per second."""
+    """A long prompt, read whole, twice (another beginning each time): prompt tokens per second.
+
+    The first tokens generated are in the time: what the drafter puts off until its first draft counts too.
+    """
     amount, seconds = 0, 0.0
     with serving(setup, column, drafter=drafter) as server, foreign(server.pid) as other:
         client = server.client()
         for number in range(2):
-            timings = ask(client, f"Copy {number} of round {turn}. {prompt}", 1).timings
+            said = client.apply_template(f"Copy {number} of round {turn}. {prompt}")
+            timings = ask(client, said, FIRST_TOKENS).timings
             amount += timings.prompt_n
-            seconds += timings.prompt_ms / 1e3
+            seconds += (timings.prompt_ms + timings.predicted_ms) / 1e3
     return Sample(
         "reading", column.name, 0.0, kind, turn, amount, seconds, whole_seconds=seconds, foreign=other.share
     )

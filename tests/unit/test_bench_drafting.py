@@ -257,6 +257,14 @@ def test_one_draft_call_is_timed_without_what_changes_its_rows() -> None:
     assert column.n_max == 3 and column.flags == ("--no-adaptive", "--how", "q") and column.off == ()
 
 
+def test_a_trial_is_measured_alone_and_is_no_part_of_all() -> None:
+    trial = Feature("block", ("--block", "8"), ("--block", "0"), trial=True)
+    columns = by_name(draft_columns.make(TABLE, [ADAPTIVE, trial], 4))
+    assert columns["only block"].flags == ("--no-adaptive", "--block", "8")
+    assert columns[ALL].flags == ("--adaptive", "--block", "0")
+    assert draft_columns.fixed_rows([trial], 4).flags == ("--block", "0")
+
+
 def test_selecting_keeps_the_baseline_and_refuses_a_name_that_is_none() -> None:
     columns = draft_columns.make(TABLE, TABLE.features, 4)
     assert [one.name for one in draft_columns.select(columns, ["pristine 4"])] == [BASE, "pristine 4"]
@@ -272,9 +280,14 @@ def test_features_a_build_does_not_know_are_named_with_the_reason(tmp_path: Path
     program.chmod(0o755)
     (tmp_path / "bin" / "libllama.so").write_bytes(b"\0DFLASHCPP_OFF\0mask\0")
     build = Build("b", "c", (), "d", "cpu", tmp_path)
-    found = draft_columns.unknown([*TABLE.features, Feature("mask", env="mask")], build)
-    assert set(found) == {"adaptive", "arena"}
-    assert "--adaptive" in found["adaptive"] and "DFLASHCPP_OFF" in found["arena"]
+    found = draft_columns.unknown(TABLE.features, build)
+    assert set(found) == {"adaptive"} and "--adaptive" in found["adaptive"]
+    rows = [Feature("mask", env="mask", patch="a-mask"), Feature("sort", env="sort", patch="a-sort")]
+    patched = replace(build, patches=("0001-a-mask.patch",))
+    assert set(draft_columns.unknown(rows, patched)) == {"sort"}
+    assert not draft_columns.unknown(rows, build), "nobody says which patches it has"
+    (tmp_path / "bin" / "libllama.so").write_bytes(b"\0nothing\0")
+    assert "DFLASHCPP_OFF" in draft_columns.unknown(TABLE.features, build)["arena"]
 
 
 def test_the_shipped_table_is_whole() -> None:

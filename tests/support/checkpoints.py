@@ -348,7 +348,7 @@ def write_target(
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(1000000.0)
-    _add_tokenizer(writer, vocab if tokens is None else tokens)
+    add_tokenizer(writer, vocab if tokens is None else tokens)
     if not tensors:
         writer.add_vocab_size(vocab)
     extra(writer)
@@ -371,7 +371,8 @@ def _target_values(generator: np.random.Generator, shape: tuple[int, ...], weigh
     return (generator.standard_normal(shape, dtype=np.float32) / math.sqrt(shape[-1])).astype(np.float16)
 
 
-def _add_tokenizer(writer: Any, count: int) -> None:
+def add_tokenizer(writer: Any, count: int) -> None:
+    """The keys of a byte-level tokenizer of `count` tokens (at least 2)."""
     import gguf
 
     texts = _token_texts(count)
@@ -380,7 +381,8 @@ def _add_tokenizer(writer: Any, count: int) -> None:
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(texts)
     writer.add_token_types([int(kind) for kind in kinds])
-    writer.add_token_merges([f"{texts[65]} {texts[66]}"] if count > 66 else [])
+    first = min(65, count - 2)  # llama.cpp wants a merge, any merge
+    writer.add_token_merges([f"{texts[first]} {texts[first + 1]}"])
     writer.add_bos_token_id(256)
     writer.add_eos_token_id(257)
     writer.add_add_bos_token(False)

@@ -1,4 +1,4 @@
-"""A tiny random target that cannot forget its last tokens: llama-server goes back to a checkpoint and replays.
+"""A tiny random target that cannot forget its last tokens: llama-server takes checkpoints and replays.
 
 MiniMax-01's layout (llama.cpp `src/models/minimax-01.cpp`): lightning attention, whose state is a sum over
 all tokens, in all layers but every third.

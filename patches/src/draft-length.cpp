@@ -7,13 +7,17 @@ namespace dflashcpp {
 
 namespace {
 
-constexpr double learn_cost    = 0.08; // share of a new observation in a settled cost
+constexpr double learn_cost    = 0.05; // share of a new observation in a settled cost
 constexpr double drift_cost    = 0.03; // how much of it the other widths follow
 constexpr double learn_change  = 0.05;
-constexpr double disturbed     = 1.5;  // a settled cost takes one call as at most this many times itself
+constexpr double first_most    = 2.5;  // a width is taken as at most this many times what the others say
+constexpr double learn_spread  = 0.05;
 constexpr double keep_position = 0.98; // forgetting of acceptance, for each test of that position
 constexpr double keep_bin      = 0.99;
 constexpr double keep_idle     = 0.99; // ... and for each plain step: what was learned grows old
+constexpr double keep_trust    = 0.95; // ... of how far confidences can be trusted, for each test
+constexpr double forget_block  = 0.03; // ... of what tiers bring, for each block
+constexpr double trust_prior   = 2.0;
 constexpr double first_guess   = 0.6;  // acceptance before anything was seen
 constexpr int    first_length  = 3;
 
@@ -42,6 +46,11 @@ bool cost_curve::known(int rows) const {
     return rows >= 0 && rows < (int) points.size() && points[rows].weight > 0.0;
 }
 
+double cost_curve::doubt(int rows) const {
+    const double weight = known(rows) ? points[rows].weight / (1.0 + age(rows) / 500.0) : 0.5;
+    return std::min(0.2, spread / std::sqrt(weight));
+}
+
 int cost_curve::age(int rows) const {
     return known(rows) ? n_calls - points[rows].seen : n_calls;
 }
@@ -60,8 +69,10 @@ void cost_curve::observe(int rows, double us) {
     auto & p  = points[rows];
     p.seen    = ++n_calls;
     if (p.weight == 0.0) {
-        p.us     = std::max(0.5 * us, us - (changed ? change_us : 0.0));
-        p.weight = 0.5; // the first call of a width also pays for its graph
+        // the first call of a width also pays for its graph, and may be disturbed
+        const double most = n_known > 0 ? first_most * at(rows) : us;
+        p.us     = std::min(most, std::max(0.5 * us, us - (changed ? change_us : 0.0)));
+        p.weight = 0.5;
         n_known++;
     } else {
         const double ratio = std::pow(learn(p, us, changed), drift_cost);
@@ -81,8 +92,11 @@ double cost_curve::learn(point & p, double us, bool changed) {
         p.weight = 1.0;
         return 1.0;
     }
-    const double seen  = clamp_to(us, expected / disturbed, expected * disturbed);
+    // a call is taken as at most three times as odd as calls were of late: a pause passes, a change stays
+    const double odd   = us / expected - 1.0;
+    const double seen  = expected * (1.0 + clamp_to(odd, -3.0 * spread, 3.0 * spread));
     const double error = seen - expected;
+    spread += learn_spread * (std::min(1.0, std::abs(odd)) - spread);
     const double share = std::max(learn_cost, 1.0 / (p.weight + 1.0));
     if (changed) {
         change_us = clamp_to(change_us + learn_change * error, 0.0, 0.5 * p.us);
@@ -142,32 +156,30 @@ void acceptance_model::observe(int verified, int accepted, const float * confide
     for (int i = 0; i < tested; i++) {
         const bool hit = i < accepted;
         by_position[i].observe(hit, keep_position);
-        if (confidence != nullptr) {
-            const knot k    = place(confidence[i]);
-            auto     * bins = &by_confidence[i > 0 ? n_bins : 0];
-            bins[k.bin    ].observe(hit, keep_bin, 1.0 - k.share);
-            bins[k.bin + 1].observe(hit, keep_bin, k.share);
+        if (i > 0) {
+            later_ones.observe(hit, keep_position);
         }
+        if (confidence == nullptr) {
+            continue;
+        }
+        hits_seen     = hits_seen     * keep_trust + (hit ? 1.0 : 0.0);
+        hits_foretold = hits_foretold * keep_trust + uncorrected(i + 1, confidence[i]);
+        const knot k    = place(confidence[i]);
+        auto     * bins = &by_confidence[i > 0 ? n_bins : 0];
+        bins[k.bin    ].observe(hit, keep_bin, 1.0 - k.share);
+        bins[k.bin + 1].observe(hit, keep_bin, k.share);
     }
 }
 
-void acceptance_model::soften(double trials) {
-    for (auto & r : by_position) {
-        if (r.trials > trials) {
-            r.hits  *= trials / r.trials;
-            r.trials = trials;
-        }
-    }
-}
-
+// A position that was seldom tested leans on all of them but the first, these on the first.
 double acceptance_model::at(int i) const {
-    // a position that was seldom tested leans on the one before it
-    double p = first_guess;
-    const int last = std::min(i, (int) by_position.size());
-    for (int k = 0; k < last; k++) {
-        p = by_position[k].mean(p, 2.0);
+    const double first = by_position[0].mean(first_guess, 2.0);
+    if (i <= 1) {
+        return clamp_to(first, 0.001, 0.999);
     }
-    return clamp_to(p, 0.001, 0.999);
+    const double later = later_ones.mean(first, 2.0);
+    const int    last  = std::min(i, (int) by_position.size()) - 1;
+    return clamp_to(last == 0 ? later : by_position[last].mean(later, 6.0), 0.001, 0.999);
 }
 
 double acceptance_model::trials(int i) const {
@@ -183,40 +195,109 @@ double acceptance_model::by_bin(bool later, int bin, double prior) const {
     return by_confidence[(later ? n_bins : 0) + bin].mean(prior, 3.0);
 }
 
-double acceptance_model::at(int i, float confidence) const {
+double acceptance_model::uncorrected(int i, float confidence) const {
     const knot   k     = place(confidence);
     const double prior = 0.5 * (at(i) + confidence);
-    const double p = (1.0 - k.share) * by_bin(i > 1, k.bin, prior) + k.share * by_bin(i > 1, k.bin + 1, prior);
-    return clamp_to(p, 0.001, 0.999);
+    return (1.0 - k.share) * by_bin(i > 1, k.bin, prior) + k.share * by_bin(i > 1, k.bin + 1, prior);
+}
+
+// Another text can make every confidence worth less (or more) at once; the bins follow too slowly.
+double acceptance_model::trust() const {
+    return clamp_to((hits_seen + trust_prior) / (hits_foretold + trust_prior), 0.05, 1.5);
+}
+
+double acceptance_model::at(int i, float confidence) const {
+    return clamp_to(uncorrected(i, confidence) * trust(), 0.001, 0.98);
+}
+
+// -- tier_history -----------------------------------------------------------------------------
+
+tier_history::tier_history(int n_max) :
+    tiers(draft_tiers(n_max)), by_tier(tiers.size()), kept(tiers.size() * (std::max(0, n_max) + 1)),
+    width(std::max(0, n_max) + 1) {}
+
+void tier_history::observe(size_t tier, int n_kept, double gain, double path) {
+    by_tier[tier].weight += 1.0;
+    by_tier[tier].gain   += gain;
+    by_tier[tier].path   += path;
+    kept[tier * width + n_kept] += 1.0;
+}
+
+double tier_history::blocks() const {
+    return by_tier.empty() ? 0.0 : by_tier[0].weight;
+}
+
+void tier_history::forget(double share) {
+    for (auto & s : by_tier) {
+        s.weight *= 1.0 - share;
+        s.gain   *= 1.0 - share;
+        s.path   *= 1.0 - share;
+    }
+    for (auto & k : kept) {
+        k *= 1.0 - share;
+    }
+}
+
+void tier_history::soften(double most) {
+    if (blocks() > most) {
+        forget(1.0 - most / blocks());
+    }
+}
+
+tier_history::outlook tier_history::at(size_t tier, const outlook & before, const acceptance_model & model,
+                                       const cost_curve & verify, int rows_others) const {
+    const int    from = tier == 0 ? 0 : tiers[tier - 1];
+    const int    to   = tiers[tier];
+    const double one  = verify.at(rows_others + 1);
+    outlook o = before;
+    for (int i = from + 1; i <= to; i++) {
+        o.path *= model.hopeful(i);
+        o.gain += o.path;
+    }
+    o.us += before.full * (verify.at(rows_others + 1 + to) - verify.at(rows_others + 1 + from));
+
+    const double   lean = 2.0;
+    const auto   & s    = by_tier[tier];
+    const double * row  = &kept[tier * width];
+    double us = 0.0;
+    for (int k = 1; k <= to; k++) {
+        us += row[k] * (verify.at(rows_others + 1 + k) - one);
+    }
+    const double all = s.weight + lean;
+    return { (s.gain + lean * o.gain) / all, (us + lean * o.us) / all,
+             (row[to] + lean * o.full) / all, (s.path + lean * o.path) / all };
 }
 
 // -- draft_length -----------------------------------------------------------------------------
 
 draft_length::draft_length(const draft_length_params & params, const draft_costs & costs) :
-    params(params), costs(&costs), model(params.n_max), tiers(draft_tiers(params.n_max)),
-    seen(std::max(1, params.n_max)), bank(params.stake) {
-    for (const int n : tiers) {
+    params(params), costs(&costs), model(params.n_max), history(params.n_max),
+    confidences(std::max(1, params.n_max)), chances(confidences.size()), averages(confidences.size()),
+    bank(params.stake) {
+    for (const int n : history.tiers) {
         current = n <= first_length ? n : current;
     }
 }
 
 void draft_length::begin() {
     planned = drafted = 0;
-    bank    = std::min(params.stake, bank + 0.3);
-    model.soften(8.0);
+    bank    = std::min(limit(), bank + 0.3);
+    history.soften(8.0);
 }
 
-// The draft call is one for all slots: each pays its share of it.
-double draft_length::cost(int n_drafted, int n_verified) const {
-    const int    rows  = n_drafted > 0 ? n_drafted + 1 : 0;
-    const int    total = rows + others.draft_rows;
-    const double draft = rows > 0 ? costs->draft.at(total) * rows / total : 0.0;
-    return draft + costs->verify.at(others.rows + n_verified + 1);
+double draft_length::plain_us() const {
+    return costs->verify.at(others.rows + 1);
 }
 
 double draft_length::plain_rate() const {
-    const double us = cost(0, 0);
+    const double us = plain_us();
     return us > 0.0 ? (others.tokens + 1.0) / us : 0.0;
+}
+
+// The draft call is one for all slots: each pays its share of it.
+double draft_length::draft_us(int n) const {
+    const int all = others.draft_rows + n + 1;
+    return costs->draft.at(all) * (n + 1) / all;
 }
 
 double draft_length::expected() const {
@@ -229,110 +310,106 @@ double draft_length::expected() const {
     return sum;
 }
 
-double draft_length::rate(int n, bool hopeful) const {
-    double path   = 1.0;
-    double tokens = others.tokens + 1.0;
-    for (int i = 1; i <= n; i++) {
-        path   *= hopeful ? model.hopeful(i) : model.at(i);
-        tokens += path;
-    }
-    const double us = cost(n, n);
-    return us > 0.0 ? tokens / us : 0.0;
-}
-
-draft_length::choice draft_length::best(int ceiling, bool hopeful) const {
-    choice top { 0, plain_rate() };
-    for (const int n : tiers) {
-        if (n > ceiling) {
+// What was seldom tried is given the benefit of the doubt: one standard error.
+draft_length::choice draft_length::best(int ceiling) const {
+    choice top { 0, plain_rate(), 0.0 };
+    choice now = top;
+    const double affordable = bank / plain_rate();
+    tier_history::outlook o;
+    for (size_t t = 0; t < history.tiers.size() && history.tiers[t] <= ceiling; t++) {
+        o = history.at(t, o, model, costs->verify, others.rows);
+        const double hope = o.gain + std::sqrt(0.7 * (o.gain + 0.05) / (history.blocks() + 2.0));
+        const double us   = draft_us(history.tiers[t]) + o.us;
+        const choice c { history.tiers[t], (others.tokens + 1.0 + hope) / ((plain_us() + us) * (1.0 - costs->verify.doubt(others.rows + history.tiers[t] + 1))), us };
+        if (us > affordable) {
             break;
         }
-        const double r = rate(n, hopeful);
-        if (r > top.rate) {
-            top = { n, r };
-        }
+        top = c.rate > top.rate ? c : top;
+        now = c.n == current    ? c : now;
     }
-    return top;
+    return now.n > 0 && now.rate * (1.0 + params.hysteresis) > top.rate ? now : top;
 }
 
 // What a token costs without a drafter must stay known where that decides.
 bool draft_length::plain_is_stale(const choice & top) const {
-    const int rows = others.rows + 1;
-    if (!costs->verify.known(rows) || (others.rows == 0 && costs->verify.age(rows) > 0 && !costs->draft.known())) {
-        return !costs->verify.known();
-    }
-    return others.rows == 0 && costs->verify.age(rows) > 100 && top.rate < 1.4 * plain_rate();
+    return others.rows == 0 && costs->verify.age(1) > 100 && top.rate < 1.4 * plain_rate();
 }
 
-int draft_length::choose(int ceiling) {
+int draft_length::choose(int ceiling) const {
     ceiling = std::min(ceiling, params.n_max);
-    if (ceiling < 1 || tiers.empty() || !costs->verify.known()) {
+    if (ceiling < 1 || !costs->verify.known()) {
         return 0;
     }
     if (!costs->draft.known()) {
         return std::min(current, ceiling);
     }
-    choice top = best(ceiling, true);
-    if (top.n == 0 || plain_is_stale(top)) {
+    const choice top = best(ceiling);
+    if (top.rate <= plain_rate() || plain_is_stale(top)) {
         return 0;
     }
-    if (current > 0 && current <= ceiling && rate(current, true) * (1.0 + params.hysteresis) > top.rate) {
-        top.n = current;
-    }
-    const double price = plain_rate() * (cost(top.n, top.n) - cost(0, 0));
-    return bank >= price ? top.n : 0;
+    return top.n;
 }
 
 int draft_length::want(int ceiling, const draft_load & load) {
-    others   = load;
-    has_seen = false;
-    planned  = drafted = choose(ceiling);
-    on       = planned > 0;
+    others  = load;
+    planned = drafted = choose(ceiling);
+    on      = planned > 0;
     if (planned > 0) {
         current = planned;
     } else if (ceiling > 0) {
-        bank = std::min(params.stake, bank + params.probe_share);
-        model.soften(std::max(4.0, model.trials(1) * keep_idle));
+        bank = std::min(limit(), bank + params.probe_share);
+        history.soften(std::max(4.0, history.blocks() * keep_idle));
     }
     return planned;
 }
 
 // What going on from i tokens to some longer tier brings, in tokens. Of what lies behind token i + 1
 // only averages may be used, see the head of the header.
-double draft_length::worth_going_on(int i, double path, float confidence, int n, double per_us) const {
+double draft_length::going_on(int i, double path, int limit, double per_us) const {
     const double here = costs->verify.at(others.rows + i + 1);
     double gain = 0.0;
     double top  = -1e300;
-    for (int j = i + 1; j <= n; j++) {
-        path *= j == i + 1 ? model.at(j, confidence) : model.at(j);
+    for (int j = i; j < limit; j++) {
+        path *= j == i ? chances[j] : averages[j];
         gain += path;
-        if (j == n || std::find(tiers.begin(), tiers.end(), j) != tiers.end()) {
-            top = std::max(top, gain - per_us * (costs->verify.at(others.rows + j + 1) - here));
-        }
+        top   = std::max(top, gain - per_us * (costs->verify.at(others.rows + j + 2) - here));
     }
     return top;
 }
 
+// How many of the first `limit` tokens are verified, what they bring, and how likely all are right.
+int draft_length::stop(int limit, double per_us, double & gain, double & path) const {
+    gain = 0.0;
+    path = 1.0;
+    int i = 0;
+    while (i < limit && going_on(i, path, limit, per_us) > 0.0) {
+        path *= chances[i++];
+        gain += path;
+    }
+    path = i == limit ? path : 0.0;
+    return i;
+}
+
 int draft_length::keep(int n, const float * confidence) {
     n = std::min(n, params.n_max);
-    drafted  = n;
-    has_seen = confidence != nullptr;
-    if (!has_seen) {
-        return n;
-    }
-    std::copy(confidence, confidence + n, seen.begin());
-    const double per_us = std::max(plain_rate(), rate(n, false));
-    double path = 1.0;
-    int    kept = 0;
+    drafted         = n;
+    has_confidences = confidence != nullptr;
     for (int i = 0; i < n; i++) {
-        const bool stop_here = i == 0 || std::find(tiers.begin(), tiers.end(), i) != tiers.end();
-        if (stop_here && worth_going_on(i, path, confidence[i], n, per_us) <= 0.0) {
-            break;
-        }
-        path *= model.at(i + 1, confidence[i]);
-        kept  = i + 1;
+        averages[i]    = model.at(i + 1);
+        confidences[i] = has_confidences ? confidence[i] : 0.0f;
+        chances[i]     = has_confidences ? model.at(i + 1, confidence[i]) : averages[i];
     }
+    const double per_us = std::max(plain_rate(), best(n).rate);
+    history.forget(forget_block);
+    double gain = 0.0;
+    double path = 1.0;
+    for (size_t t = 0; t < history.tiers.size() && history.tiers[t] <= n; t++) {
+        const int kept = stop(history.tiers[t], per_us, gain, path);
+        history.observe(t, kept, gain, path);
+    }
+    const int kept = has_confidences ? stop(n, per_us, gain, path) : n;
     if (kept == 0) {
-        settle(-plain_rate() * (cost(n, 0) - cost(0, 0)));
+        settle(-plain_rate() * draft_us(n));
     }
     return kept;
 }
@@ -341,8 +418,9 @@ void draft_length::observe(int verified, int accepted) {
     if (verified < 1) {
         return;
     }
-    model.observe(verified, accepted, has_seen ? seen.data() : nullptr);
-    settle(accepted - plain_rate() * (cost(std::max(drafted, verified), verified) - cost(0, 0)));
+    model.observe(verified, accepted, has_confidences ? confidences.data() : nullptr);
+    const double more = costs->verify.at(others.rows + verified + 1) - plain_us();
+    settle(accepted - plain_rate() * (draft_us(drafted) + more));
 }
 
 void draft_length::charge(double us) {
@@ -350,7 +428,12 @@ void draft_length::charge(double us) {
 }
 
 void draft_length::settle(double gain) {
-    bank = std::min(params.stake, bank + gain);
+    earned = std::max(0.0, earned + gain) * (1.0 - 1.0 / 512.0);
+    bank   = std::min(limit(), bank + gain);
+}
+
+double draft_length::limit() const {
+    return params.stake + std::min(2.0 * params.stake, 0.1 * earned);
 }
 
 // -- several slots ----------------------------------------------------------------------------

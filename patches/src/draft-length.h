@@ -35,6 +35,7 @@ public:
     bool   known() const { return n_known > 0; }
     bool   known(int rows) const;
     double at(int rows) const;         // us; 0 for no rows and while nothing was observed
+    double doubt(int rows) const;      // standard error of at(), a share of it
     double change() const { return change_us; } // us that a call takes more when its width is new
     int    last()   const { return last_rows; } // width of the newest call
     int    age(int rows) const;        // calls since this width was seen
@@ -53,6 +54,7 @@ private:
     std::vector<point>  points; // by rows
     std::vector<double> curve;  // us by rows, of all points together
     double change_us = 0.0;
+    double spread    = 0.1; // of the time that calls of one width take, a share of it
     int    last_rows = 0;
     int    n_known   = 0;
     int    n_calls   = 0;
@@ -81,9 +83,6 @@ public:
     double hopeful(int i) const;              // at(i) plus its standard error
     double trials(int i) const;               // tests of position i, forgotten
 
-    // Trust what was learned by position no more than `trials` tests: what comes next weighs more.
-    void soften(double trials);
-
 private:
     struct rate {
         double hits   = 0.0;
@@ -102,16 +101,57 @@ private:
 
     static knot place(float confidence);
     double      by_bin(bool later, int bin, double prior) const;
+    double      uncorrected(int i, float confidence) const;
+    double      trust() const;
 
     std::vector<rate> by_position;   // index i-1
+    rate              later_ones;    // all positions but the first together
     std::vector<rate> by_confidence; // [first token | later ones][bin]
+    double hits_seen     = 0.0;      // of the newest tests: how many were right,
+    double hits_foretold = 0.0;      // and how many the confidences promised
+};
+
+// What drafting n tokens brings and costs, n from the tiers, when blocks are cut short as keep()
+// does it. Every block teaches about all tiers up to its own length.
+class tier_history {
+public:
+    explicit tier_history(int n_max);
+
+    struct outlook {
+        double gain = 0.0; // tokens beyond the one that every step brings
+        double us   = 0.0; // of verification beyond that of one row
+        double full = 1.0; // P(verified in full)
+        double path = 1.0; // P(verified in full and all right)
+    };
+
+    void   observe(size_t tier, int kept, double gain, double path);
+    void   forget(double share); // of all tiers
+    double blocks() const; // seen, forgotten
+    void   soften(double blocks);
+
+    // The outlook at a tier; one that was seldom seen leans on `before`, that of the tier before it.
+    outlook at(size_t tier, const outlook & before, const acceptance_model & model,
+               const cost_curve & verify, int rows_others) const;
+
+    const std::vector<int> tiers;
+
+private:
+    struct sums {
+        double weight = 0.0;
+        double gain   = 0.0;
+        double path   = 0.0;
+    };
+
+    std::vector<sums>   by_tier;
+    std::vector<double> kept; // [tier][rows beyond the first]: how often so many were verified
+    size_t              width;
 };
 
 struct draft_length_params {
     int    n_max       = 4;    // ceiling, tokens
     double probe_share = 0.01; // of the time, at most, spent on finding out whether drafting pays again
     double stake       = 5.0;  // plain steps that drafting may lose before it is switched off
-    double hysteresis  = 0.02; // another length must promise this much more
+    double hysteresis  = 0.01; // another length must promise this much more
 };
 
 // What the other slots put into the same step.
@@ -156,30 +196,38 @@ private:
     struct choice {
         int    n    = 0;
         double rate = 0.0; // tokens of all slots per us
+        double us   = 0.0; // beyond a plain step
     };
 
-    double cost(int drafted, int verified) const; // us of the step with the load of `others`
-    double plain_rate() const;
-    double rate(int n, bool hopeful) const;
-    choice best(int ceiling, bool hopeful) const;
-    int    choose(int ceiling);
+    double plain_us() const;   // of a step in which this slot drafts nothing
+    double plain_rate() const; // tokens of all slots per us of it
+    double draft_us(int n) const;
+    choice best(int ceiling) const;
+    int    choose(int ceiling) const;
     bool   plain_is_stale(const choice & top) const;
-    double worth_going_on(int i, double path, float confidence, int n, double per_us) const;
+    double going_on(int i, double path, int limit, double per_us) const;
+    int    stop(int limit, double per_us, double & gain, double & path) const;
     void   settle(double gain);
+    double limit() const;
 
     draft_length_params params;
     const draft_costs * costs;
     acceptance_model    model;
-    std::vector<int>    tiers;
-    std::vector<float>  seen;    // confidences of the block in flight
+    tier_history        history;
     draft_load          others;
 
-    bool   on       = true;
-    bool   has_seen = false;
-    int    current  = 0;   // tier in use
-    int    planned  = 0;   // of the step in flight
-    int    drafted  = 0;
-    double bank     = 0.0; // tokens that drafting may still lose
+    // the block in flight
+    std::vector<float>  confidences;
+    std::vector<double> chances;  // by confidence, of each token given those before
+    std::vector<double> averages; // by position alone
+    bool has_confidences = false;
+    int  planned = 0;
+    int  drafted = 0;
+
+    bool   on      = true;
+    int    current = 0;   // tier in use
+    double bank    = 0.0; // tokens that drafting may still lose
+    double earned  = 0.0; // tokens that drafting gained, forgotten
 };
 
 // One slot of a step that drafts for several.

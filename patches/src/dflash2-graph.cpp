@@ -6,30 +6,6 @@ namespace dflashcpp {
 
 namespace {
 
-// x [n, n_tokens], every block moved down by `by` tokens, zeros in front
-ggml_tensor * moved_down(ggml_context * ctx, ggml_tensor * x, block_shape shape, int64_t by) {
-    const size_t block = shape.width * x->nb[1];
-    ggml_tensor * kept = ggml_view_3d(ctx, x, x->ne[0], shape.width - by, shape.n_blocks, x->nb[1], block, 0);
-    ggml_tensor * moved = ggml_pad_ext(ctx, kept, 0, 0, int(by), 0, 0, 0, 0, 0);
-    return ggml_reshape_2d(ctx, moved, x->ne[0], shape.n_tokens());
-}
-
-// base + delta of one side: [group, n_groups, taps, n_tokens]
-ggml_tensor * conv_weights(ggml_context * ctx, ggml_tensor * delta, ggml_tensor * base, int side) {
-    const int64_t n_embd   = base->ne[0];
-    const int64_t taps     = base->ne[1];
-    const int64_t n_groups = delta->ne[0] / (2 * taps);
-    const size_t  tap      = n_groups * delta->nb[0];
-
-    ggml_tensor * one = ggml_view_4d(ctx, delta, 1, n_groups, taps, delta->ne[1],
-            delta->nb[0], tap, delta->nb[1], side * taps * tap);
-    ggml_tensor * all = ggml_repeat_4d(ctx, one, n_embd / n_groups, n_groups, taps, delta->ne[1]);
-
-    ggml_tensor * fixed = ggml_view_3d(ctx, base, n_embd / n_groups, n_groups, taps,
-            n_embd / n_groups * base->nb[0], base->nb[1], side * base->nb[2]);
-    return ggml_add(ctx, all, fixed);
-}
-
 // [rank, top_k, width - 1, n_blocks]: what stands before each mask, the anchor or the candidates of the mask before
 ggml_tensor * predecessor_rows(
         ggml_context * ctx, const selector_weights & weights, ggml_tensor * candidates, ggml_tensor * tokens, block_shape shape) {
@@ -52,27 +28,39 @@ ggml_tensor * predecessor_rows(
 
 } // namespace
 
-ggml_tensor * block_conv(ggml_context * ctx, ggml_tensor * x, ggml_tensor * delta, ggml_tensor * base, block_shape shape, int side) {
-    GGML_ASSERT(x->ne[1] == shape.n_tokens() && delta->ne[1] == shape.n_tokens());
+ggml_tensor * conv_weights(ggml_context * ctx, ggml_tensor * delta, ggml_tensor * base) {
+    const int64_t n_embd   = base->ne[0];
+    const int64_t slots    = base->ne[1] * base->ne[2]; // taps of both sides
+    const int64_t n_groups = delta->ne[0] / slots;
+    const int64_t group    = n_embd / n_groups;
+
+    ggml_tensor * one = ggml_reshape_4d(ctx, delta, 1, n_groups, slots, delta->ne[1]);
+    ggml_tensor * all = ggml_repeat_4d(ctx, one, group, n_groups, slots, delta->ne[1]);
+    return ggml_add(ctx, all, ggml_reshape_3d(ctx, base, group, n_groups, slots));
+}
+
+ggml_tensor * block_conv(ggml_context * ctx, ggml_tensor * x, ggml_tensor * weights, block_shape shape, int side) {
+    GGML_ASSERT(x->ne[1] == shape.n_tokens() && weights->ne[3] == shape.n_tokens());
     GGML_ASSERT(side == 0 || side == 1);
     if (!ggml_is_contiguous(x)) {
         x = ggml_cont(ctx, x);
     }
+    const int64_t group    = weights->ne[0];
+    const int64_t n_groups = weights->ne[1];
+    const int64_t taps     = weights->ne[2] / 2;
+    const size_t  row      = x->nb[1];
+    const size_t  block    = shape.width * row;
+    const size_t  wblock   = shape.width * weights->nb[3];
 
-    ggml_tensor * weights = conv_weights(ctx, delta, base, side);
-
-    // a tap of the block's width or more reads zeros only
-    const int64_t taps = std::min(base->ne[1], shape.width);
-
+    // a tap adds the tokens `tap` before to all but the first `tap` of a block; one of the width or more adds nothing
     ggml_tensor * sum = nullptr;
-    for (int64_t tap = 0; tap < taps; ++tap) {
-        ggml_tensor * values = tap == 0 ? x : moved_down(ctx, x, shape, tap);
-        ggml_tensor * weight = ggml_view_3d(ctx, weights, weights->ne[0], weights->ne[1], shape.n_tokens(),
-                weights->nb[1], weights->nb[3], tap * weights->nb[2]);
-
-        values = ggml_reshape_3d(ctx, values, weights->ne[0], weights->ne[1], shape.n_tokens());
+    for (int64_t tap = 0; tap < std::min(taps, shape.width); ++tap) {
+        const int64_t rest   = shape.width - tap;
+        ggml_tensor * values = ggml_view_4d(ctx, x, group, n_groups, rest, shape.n_blocks, group * x->nb[0], row, block, 0);
+        ggml_tensor * weight = ggml_view_4d(ctx, weights, group, n_groups, rest, shape.n_blocks,
+                weights->nb[1], weights->nb[3], wblock, tap * weights->nb[3] + (side * taps + tap) * weights->nb[2]);
         ggml_tensor * term = ggml_mul(ctx, values, weight);
-        sum = sum ? ggml_add(ctx, sum, term) : term;
+        sum = tap == 0 ? term : ggml_acc_inplace(ctx, sum, term, group * x->nb[0], row, block, tap * row);
     }
     return ggml_reshape_2d(ctx, sum, x->ne[0], shape.n_tokens());
 }

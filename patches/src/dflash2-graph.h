@@ -21,11 +21,18 @@ struct block_shape {
     int64_t n_masks()  const { return (width - 1) * n_blocks; }
 };
 
+// Weights of the convolutions in front of a sublayer and behind it, for every token [group, n_groups, 2 * taps, n_tokens]:
+// base + delta. delta: [2 * taps * n_groups, n_tokens], projected from the input of the sublayer; base: [n_embd, taps, 2].
+ggml_tensor * conv_weights(ggml_context * ctx, ggml_tensor * delta, ggml_tensor * base);
+
 // Local convolution of x [n_embd, n_tokens] inside each block; what lies before a block counts as 0:
-//   y[i][c] = sum over taps t <= i of (base[side][t][c] + delta[i][side][t][c / group]) * x[i - t][c]
-// delta: [2 * taps * n_embd / group, n_tokens], projected from the input of the sublayer
-// base:  [n_embd, taps, 2]; side 0 is in front of the sublayer, 1 behind it
-ggml_tensor * block_conv(ggml_context * ctx, ggml_tensor * x, ggml_tensor * delta, ggml_tensor * base, block_shape shape, int side);
+//   y[i][c] = sum over taps t <= i of weights[side][t][i][c] * x[i - t][c]
+// side 0 is in front of the sublayer, 1 behind it.
+ggml_tensor * block_conv(ggml_context * ctx, ggml_tensor * x, ggml_tensor * weights, block_shape shape, int side);
+
+inline ggml_tensor * block_conv(ggml_context * ctx, ggml_tensor * x, ggml_tensor * delta, ggml_tensor * base, block_shape shape, int side) {
+    return block_conv(ctx, x, conv_weights(ctx, delta, base), shape, side);
+}
 
 // The rows of x [n, n_tokens] that predict a token: all but the anchors, [n, n_masks]. Needs width > 1.
 ggml_tensor * mask_rows(ggml_context * ctx, ggml_tensor * x, block_shape shape);

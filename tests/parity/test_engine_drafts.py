@@ -16,13 +16,14 @@ import pytest
 from dflashcpp import LlamaServer, pairs
 from dflashcpp.conversion import convert
 from dflashcpp.drafter import Drafter
-from dflashcpp.gguf_file import read_header
+from dflashcpp.gguf_file import Kv, ValueType, read_header
 from dflashcpp.llamacpp import Build
 from dflashcpp.reference.model import ReferenceDrafter
 from dflashcpp.reference.vocabulary import BorrowedVocabulary
 from dflashcpp.reference.weights import GgufWeights
 from tests.support.acceptance import CHECKPOINT, held_out
 from tests.support.checkpoints import t1, t1_v2, write_checkpoint, write_target
+from tests.support.gguf_edit import rewrite
 from tests.support.trace import Replayed, read_trace, replay
 
 pytestmark = [pytest.mark.parity, pytest.mark.real, pytest.mark.slow]
@@ -55,7 +56,16 @@ CASES: dict[str, dict[str, Any]] = {
     "v2, multiplier and softcap": t1_v2(
         dflash_config={"output_multiplier": 0.5, "final_logit_softcapping": 4.0}
     ),
+    "v2, lattice wider than a hidden row": t1_v2(dflash_config={"selector_top_k": 16}),
     "v2, kernel 3, groups of 32": t1_v2(dflash_config={"conv_kernel_size": 3, "conv_group_size": 32}),
+}
+# Which layers are causal, whatever the one flag of the file says.
+PATTERNS: dict[str, tuple[dict[str, Any], list[bool]]] = {
+    "the full layer only": (t1(**MIXED), [False, True]),
+    "one of two sliding layers": (t1(**SLIDING), [True, False]),
+    "one of two full layers": (t1(), [False, True]),
+    "all but one": (t1(**{**MIXED, "is_causal": True}), [True, False]),
+    "one of two, v2": (t1_v2(**SLIDING), [False, True]),
 }
 # Logits; the candidates' scores spread by 0.3 (tiny) and 3 (real). Measured: 0.001, 0.13 and 0.3.
 TINY_BOUND = 0.01
@@ -119,12 +129,30 @@ def test_tiny_drafters_draft_as_the_reference(
     assert sum(token.same for token in tokens) > 0.98 * len(tokens)
 
 
-@pytest.mark.xfail(strict=True, reason="llama.cpp has one causality for all layers (issue 6, item 6)")
 def test_a_drafter_causal_only_where_it_slides_drafts_as_the_reference(
     tmp_path: Path, build_patched: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = t1(**{**MIXED, "is_causal": ...})
-    tokens = serve_tiny(tmp_path, config, build_patched, monkeypatch).replayed()
+    served = serve_tiny(tmp_path, config, build_patched, monkeypatch)
+    assert Drafter.from_gguf(read_header(served.gguf)).causal == (True, False)
+    tokens = served.replayed()
+    assert max(token.off for token in tokens) < TINY_BOUND
+    wrong = replace(Drafter.from_gguf(read_header(served.gguf)), causal=(False, False))
+    assert max(token.off for token in served.replayed(wrong)) > 10 * TINY_BOUND
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_layers_of_any_causality_draft_as_the_reference(
+    name: str, tmp_path: Path, build_patched: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, pattern = PATTERNS[name]
+    target = write_target(tmp_path / "target.gguf")
+    plain = tmp_path / "drafter.gguf"
+    source = write_checkpoint(tmp_path / "source", config, dtype="F32")
+    convert(source, target=target, type="F32", output=plain)
+    key = "dflash.attention.causal_pattern"
+    gguf = rewrite(plain, {key: Kv.array(ValueType.BOOL, pattern)})
+    tokens = serve(tmp_path, target, gguf, [PROMPT], build_patched, monkeypatch).replayed()
     assert max(token.off for token in tokens) < TINY_BOUND
 
 

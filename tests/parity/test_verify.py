@@ -14,9 +14,10 @@ import pytest
 from dflashcpp.cli.app import run
 from dflashcpp.conversion import convert
 from dflashcpp.errors import DflashError
-from dflashcpp.gguf_file import GgufWriter, Kv, TensorType, ValueType, read_header
+from dflashcpp.gguf_file import Kv, ValueType, read_header
 from dflashcpp.verify import VerifyResult, verify
 from tests.support.checkpoints import edited, t1, t1_v2, write_checkpoint, write_target
+from tests.support.gguf_edit import rewrite
 
 pytestmark = pytest.mark.parity
 
@@ -61,33 +62,6 @@ def v2(tmp_path_factory: pytest.TempPathFactory) -> Made:
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(tmp_path_factory.mktemp("windowed"), V1_WINDOWED)
-
-
-def rewrite(
-    path: Path,
-    kv: Mapping[str, Kv | None] | None = None,
-    tensors: Mapping[str, Callable[[bytes], bytes] | str] | None = None,
-) -> Path:
-    """A copy of a GGUF with other keys (None: without) and other tensor bytes (a name: that tensor's)."""
-    header, data = read_header(path), path.read_bytes()
-    edits, copy = dict(tensors or {}), path.with_name(f"edited-{path.name}")
-
-    def raw(name: str) -> bytes:
-        info = header.tensors[name]
-        return data[header.data_start + info.offset :][: info.nbytes]
-
-    with GgufWriter(copy) as writer:
-        for key, value in {**header.kv, **(kv or {})}.items():
-            if value is not None:
-                writer.add(key, value)
-        for name, info in header.tensors.items():
-            writer.declare(name, info.ne, TensorType(info.type))
-        writer.begin()
-        for name in header.tensors:
-            edit = edits.get(name, name)
-            writer.write(name, 0, raw(edit) if isinstance(edit, str) else edit(raw(name)))
-        writer.commit()
-    return copy
 
 
 def test_a_right_conversion_is_the_drafter_of_its_source(made: Made) -> None:

@@ -257,8 +257,10 @@ def test_a_softcap_of_zero_is_none(tmp_path: Path) -> None:
     assert (drafter.softcap, drafter.logit_scale) == (None, 0.5)
 
 
-def test_too_many_candidates_for_the_hidden_row_are_refused(tmp_path: Path) -> None:
-    refused(tmp_path, t1_v2(dflash_config={"selector_top_k": 16}), "selector_top_k", "272")
+def test_candidates_that_fill_more_than_a_hidden_row_are_warned_about(tmp_path: Path) -> None:
+    checkpoint = opened(tmp_path, t1_v2(dflash_config={"selector_top_k": 16}))
+    assert any("selector_top_k 16" in warning and "272" in warning for warning in checkpoint.warnings)
+    assert not any("selector_top_k" in warning for warning in opened(tmp_path / "few", t1_v2()).warnings)
 
 
 def test_an_override_replaces_a_value_and_is_believed(tmp_path: Path) -> None:

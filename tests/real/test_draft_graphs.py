@@ -1,0 +1,73 @@
+"""What `DFLASHCPP_OFF` turns off costs time only: same drafts, same text; and the draft graphs are reused."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dflashcpp.llamacpp import Build
+from dflashcpp.pairs import ensure_drafter, ensure_target, load_pair
+from dflashcpp.server import LlamaServer
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+SWITCHES = ("top-k", "injection-graph")
+PROMPT = "<|im_start|>user\nWrite a function that sorts a list.<|im_end|>\n<|im_start|>assistant\n"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One answer: its text, the blocks drafted for it, passes of the drafter and how many reused a graph."""
+
+    text: str
+    drafts: list[list[int]]
+    passes: int
+    reused: int
+
+
+@pytest.fixture
+def run(build_patched: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Answers PROMPT with some switches off."""
+
+    def answer(off: str) -> Run:
+        trace, log = tmp_path / f"trace {off}", tmp_path / f"log {off}"
+        monkeypatch.setenv("DFLASHCPP_TRACE", str(trace))
+        monkeypatch.setenv("DFLASHCPP_OFF", off)
+        pair = load_pair()
+        target = ensure_target(pair)
+        flags = {"threads": 1, "parallel": 1, "ctx_size": 1024, "spec_draft_n_max": 4}
+        with LlamaServer(
+            target,
+            ensure_drafter(pair, target=target),
+            build=build_patched,
+            log=log,
+            extra=("-lv", "5"),
+            **flags,
+        ) as server:
+            text = server.client().complete(PROMPT, n_predict=64, temperature=0.0).text
+        events = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
+        said = re.findall(r"draft graphs reused = +(\d+)", log.read_text(encoding="utf-8", errors="replace"))
+        drafts = [event["drafted"] for event in events if event["event"] == "draft"]
+        return Run(text, drafts, len(events), int(said[-1]))
+
+    return answer
+
+
+def test_every_switch_leaves_drafts_and_text_alone(run) -> None:
+    expected = run("")
+    assert len(expected.drafts) > 10
+    for name in SWITCHES:
+        found = run(name)
+        assert (found.text, found.drafts) == (expected.text, expected.drafts), name
+
+
+def test_drafting_reuses_its_graph_between_injections(run) -> None:
+    shared, apart = run("injection-graph"), run("")
+    assert apart.passes == shared.passes
+    # only what changes the shape of a pass is built anew: the prompt, the injected width
+    assert apart.reused > len(apart.drafts) * 0.9
+    assert shared.reused < apart.reused / 2

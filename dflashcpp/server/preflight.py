@@ -99,7 +99,7 @@ def _check_base(drafter: Drafter, draft: Path, base: str | None) -> None:
 def _backported(base: str, feature: str) -> bool:
     """Whether a patch series of ours says that it brings this feature to the base."""
     bases = knowledge.table("patches/bases.toml")["bases"]
-    return feature in bases.get(base, {}).get("patches_add", ())
+    return feature in bases.get(base, {}).get("adds", ())
 
 
 def _vocabulary(drafter: Drafter, header: Header, target: Header) -> list[str]:

@@ -180,11 +180,7 @@ public:
         // the lattice comes in the rows of h_nextn, of all tokens; DFlash has its candidates in the logits
         llama_set_embeddings_nextn(drafter, true, /*masked*/ !shape.lattice);
         llama_set_causal_attn(drafter, meta(model(), "dflash.attention.causal", "false") == "true");
-#ifdef DFLASHCPP_LLAMA_BATCH
         row_width = size_t(llama_n_embd_nextn(drafter));
-#else
-        row_width = size_t(llama_model_n_embd(model()));
-#endif
         top_k     = read_top_k(model());
     }
 
@@ -213,7 +209,7 @@ public:
         batch.clear();
         for (const draft_block & block : blocks) {
             for (int32_t i = 0; i < width; ++i) {
-                batch.add_token(i == 0 ? block.anchor : mask, block.pos + i, block.seq, !shape.lattice);
+                batch.add_token(i == 0 ? block.anchor : mask, block.pos + i, block.seq, !shape.lattice && i > 0);
             }
         }
         return decode_batch("draft", int32_t(blocks.size()) * width);

@@ -55,7 +55,10 @@ class Replayed:
 
 
 def read_trace(path: Path) -> Iterator[Drafted]:
-    """The drafts of slot 0 in order; a position's features are those injected last."""
+    """The drafts of slot 0 in order; a position's features are those injected last.
+
+    Zeros stand for positions that were never injected: prompt that a windowed drafter does not see.
+    """
     rows = np.memmap(path.with_name(path.name + ".f32"), dtype="<f4", mode="r")
     features: dict[int, torch.Tensor] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -65,7 +68,8 @@ def read_trace(path: Path) -> Iterator[Drafted]:
             block = np.array(rows[event["offset"] :][: count * width]).reshape(count, width)
             features.update(zip(event["pos"], torch.from_numpy(block), strict=True))
         elif event["drafted"]:
-            known = torch.stack([features[position] for position in range(event["pos0"])])
+            unseen = torch.zeros(width)
+            known = torch.stack([features.get(position, unseen) for position in range(event["pos0"])])
             yield Drafted(event["pos0"], event["anchor"], tuple(event["drafted"]), known, event["lattice"])
 
 

@@ -10,6 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ CONFIG = {**SMALL, "head_dim": 32, "vocab_size": VOCAB}
 V2 = {"mask_token_id": 19, "selector_rank": 32, "selector_top_k": 7}
 PROMPT = [7, 3, 12, 4, 9, 2, 1, 5] * 4
 ANSWERS = 1000
+SLOTS = 4
 CHAIN = ["penalties", "top_k", "top_p", "min_p", "temperature"]
 BASE = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "n_predict": 5, "samplers": CHAIN}
 GRAMMAR = r"root ::= [\x01-\x08] [\x03-\x0a] [\x01-\x10] [\x01-\x13]+"
@@ -74,7 +76,7 @@ class Servers:
         if name not in self._running:
             target = self.folder / ("hybrid" if "replaying" in name else "target")
             draft = None if "alone" in name else self.folder / ("v1" if name == "v1" else "v2")
-            flags: dict[str, Any] = {"threads": 1, "ctx_size": 512, "parallel": 1}
+            flags: dict[str, Any] = {"threads": 1, "ctx_size": 1024, "parallel": SLOTS}
             if draft:
                 flags["spec_draft_n_max"] = 3
             if name == "greedy drafts":
@@ -94,7 +96,7 @@ class Servers:
         if (name, setting) not in self._answers:
             first = 0 if "alone" in name else 100_000
             options = {**BASE, **SETTINGS[setting]}
-            self._answers[name, setting] = ask(self.url(name), range(first, first + ANSWERS), options)
+            self._answers[name, setting] = ask(self.url(name), range(first, first + ANSWERS), options, SLOTS)
         return self._answers[name, setting]
 
 
@@ -104,11 +106,12 @@ def servers(tmp_path_factory: pytest.TempPathFactory, build_patched: Build) -> I
         yield Servers(tmp_path_factory.mktemp("sampled drafts"), build_patched, stack)
 
 
-def ask(url: str, seeds: Sequence[int], options: dict[str, Any]) -> list[dict[str, Any]]:
-    """One answer to the prompt for each seed."""
+def ask(url: str, seeds: Sequence[int], options: dict[str, Any], at_once: int = 1) -> list[dict[str, Any]]:
+    """One answer to the prompt for each seed, `at_once` of them at a time."""
     body = {"prompt": PROMPT, "return_tokens": True, **options}
-    with requests.Session() as session:
-        found = [session.post(f"{url}/completion", json={**body, "seed": seed}).json() for seed in seeds]
+    with requests.Session() as session, ThreadPoolExecutor(at_once) as pool:
+        bodies = ({**body, "seed": seed} for seed in seeds)
+        found = list(pool.map(lambda one: session.post(f"{url}/completion", json=one).json(), bodies))
     assert all("tokens" in answer for answer in found), found[0]
     return found
 
@@ -161,7 +164,7 @@ def test_a_draft_is_accepted_as_often_as_both_distributions_overlap(
     monkeypatch.setenv("DFLASHCPP_TRACE", str(trace))
     url = servers.url("traced")
     before = sum(1 for _ in drafts(trace))
-    answers = ask(url, range(ANSWERS), {**BASE, "n_predict": 3})
+    answers = ask(url, range(ANSWERS), {**BASE, "n_predict": 3}, SLOTS)
     rows = [draft for draft in list(drafts(trace))[before:] if draft["lattice"]]
     assert len(rows) == total(answers, "draft_n_verif_steps") > 0.9 * ANSWERS
     p = {anchor: probabilities(servers.url("alone"), anchor) for anchor in {row["anchor"] for row in rows}}

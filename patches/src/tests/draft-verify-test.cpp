@@ -1,3 +1,4 @@
+#include "../draft-length.cpp"
 #include "../draft-verify.h"
 
 #include "check.h"
@@ -221,6 +222,92 @@ void test_a_token_that_was_not_sampled_is_verified_as_certain() {
     CHECK(chi_square(p, ours, 4) < LIMIT);
 }
 
+// Text of tokens 0..3, each behind the one before, drafted three at a time and cut by confidence.
+struct cut_text {
+    std::vector<distribution> p, q;  // by the token before
+    std::vector<std::vector<int>> followed = std::vector<std::vector<int>>(4, std::vector<int>(VOCAB, 0));
+    int cut = 0, drafted = 0;
+
+    cut_text() {
+        std::mt19937 shapes(31);
+        for (int i = 0; i < 4; ++i) {
+            p.push_back(random_distribution(shapes, 0, 4));
+            q.push_back(i % 2 ? p.back() : random_distribution(shapes, 0, 4));
+        }
+    }
+
+    // by_draw: confidence taken from the token that was drawn, which is wrong
+    void write(int steps, bool by_draw) {
+        std::mt19937           rng(5);
+        dflashcpp::draft_costs costs(8);
+        for (int rows = 1; rows < 5; ++rows) {
+            costs.draft.observe(rows, 5.0);
+            costs.verify.observe(rows, 100.0 + 35.0 * (rows - 1));
+        }
+        dflashcpp::draft_length_params params;
+        params.n_max = 3;
+        dflashcpp::draft_length length(params, costs);
+        size_t                  last = 0;
+        for (int step = 0; step < steps; ++step) {
+            std::vector<int32_t> draft;
+            std::vector<float>   confidence;
+            size_t               before = last;
+            for (int i = length.want(3); i > 0; --i) {
+                draft.push_back(drawn_from(q[before], rng));
+                const double best = *std::max_element(q[before].begin(), q[before].end());
+                confidence.push_back(float(by_draw ? q[before][size_t(draft.back())] : best));
+                before = size_t(draft.back());
+            }
+            const int kept = draft.empty() ? 0 : length.keep(int(draft.size()), confidence.data());
+            drafted += int(draft.size());
+            cut += int(draft.size()) - kept;
+            int accepted = 0;
+            while (accepted < kept && draft[size_t(accepted)] == next(last, &draft[size_t(accepted)], rng)) {
+                ++accepted;
+            }
+            if (accepted == kept) {
+                next(last, nullptr, rng);
+            }
+            if (kept > 0) {
+                length.observe(kept, accepted);
+            }
+        }
+    }
+
+    int32_t next(size_t & last, const int32_t * draft, std::mt19937 & rng) {
+        const candidates   row = as_candidates(p[last]);
+        const draft_choice choice = as_choice(q[last]);
+        const size_t at = draft ? dflashcpp::verify(row, *draft, choice, rng) : dflashcpp::draw_token(row, rng);
+        const int32_t token = row.data[at].id;
+        ++followed[last][size_t(token)];
+        last = size_t(token);
+        return token;
+    }
+
+    double chi_square() const {  // 4 x 3 degrees of freedom
+        double sum = 0.0;
+        for (size_t i = 0; i < 4; ++i) {
+            double n = 0.0;
+            for (size_t k = 0; k < 4; ++k) {
+                n += followed[i][k];
+            }
+            for (size_t k = 0; k < 4; ++k) {
+                sum += std::pow(followed[i][k] - n * p[i][k], 2) / (n * p[i][k]);
+            }
+        }
+        return sum;
+    }
+};
+
+void test_a_draft_cut_by_confidence_keeps_the_distribution() {
+    cut_text ours, wrong;
+    ours.write(DRAWS, false);
+    wrong.write(DRAWS, true);
+    CHECK(ours.cut > ours.drafted / 20 && ours.cut < ours.drafted);
+    CHECK(ours.chi_square() < LIMIT);
+    CHECK(wrong.chi_square() > LIMIT);
+}
+
 void test_odd_cases() {
     std::mt19937     rng(1);
     const candidates one({ { 5, 1.0f } });
@@ -253,6 +340,7 @@ int main() {
     test_a_grammar_checked_after_the_draw_gives_the_same_mixture();
     test_a_whole_draft_has_the_joint_distribution();
     test_a_token_that_was_not_sampled_is_verified_as_certain();
+    test_a_draft_cut_by_confidence_keeps_the_distribution();
     test_odd_cases();
     test_the_same_seed_gives_the_same_tokens();
     return failures();

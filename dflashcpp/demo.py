@@ -151,7 +151,9 @@ def run(
 def _server(target: Path, drafter: Path | None, options: dict[str, Any], n_max: int | None) -> LlamaServer:
     from dflashcpp.server import LlamaServer
 
-    return LlamaServer(target, drafter, spec_draft_n_max=n_max, **options)
+    # a fixed length, so that what is shown is the drafter's doing and not the choice of the adaptive length
+    adaptive = False if drafter is not None else None
+    return LlamaServer(target, drafter, spec_draft_n_max=n_max, spec_draft_adaptive=adaptive, **options)
 
 
 def _ask_all(server: LlamaServer, questions: Sequence[tuple[str, str]], progress: Progress) -> list[_Answer]:

@@ -223,6 +223,11 @@ _DRAFT_ONLY = (
     "--spec-draft-p-min",
     "--spec-draft-ngl",
     "--spec-draft-adaptive",
+    "--spec-draft-block",
+    "--spec-draft-ctx-size",
+    "--spec-draft-inject",
+    "--spec-draft-sampling",
+    "--spec-draft-ubatch-size",
 )
 
 
@@ -244,7 +249,9 @@ def _n_max(made: _Composer, depth: int | None) -> int:
 
 
 def _check_ubatch(made: _Composer, n_max: int) -> None:
-    """A draft block is attended in both directions, so all slots' blocks must fit one ubatch."""
+    """Without our loop all blocks are decoded in one ubatch, and llama-server aborts where they do not fit."""
+    if made.table.has("--spec-draft-inject"):
+        return
     slots = max(1, _whole(made.value("--parallel") or "1", "--parallel"))
     ubatch = _whole(made.value("--ubatch-size") or "512", "--ubatch-size")
     rows = slots * (n_max + 1)

@@ -12,6 +12,13 @@ from dflashcpp.server.launch import Launch, compose, environment, read_api_key
 from tests.support import fake_llama_server as fake
 
 TABLE = FlagTable.parse(fake.HELP)
+OURS = FlagTable.parse(
+    fake.HELP
+    + "--spec-draft-adaptive, --no-spec-draft-adaptive\n"
+    + f"{'':40}as many as pay\n"
+    + "--spec-draft-inject {lazy,eager}\n"
+    + f"{'':40}when rows are injected\n"
+)
 MODEL, DRAFT = Path("/models/the target.gguf"), Path("/models/draft.gguf")
 
 
@@ -86,6 +93,7 @@ def test_blocks_that_do_not_fit_a_ubatch_are_refused_before_llama_server_aborts(
     with pytest.raises(UsageError, match="need 80 rows"):
         made("-np", "16", "-ub", "64")
     made("-np", "16", "-ub", "80")
+    made("-np", "16", "-ub", "64", table=OURS)
 
 
 def test_without_a_drafter_nothing_of_drafting_is_passed() -> None:
@@ -99,11 +107,6 @@ def test_without_a_drafter_nothing_of_drafting_is_passed() -> None:
 def test_spec_type_none_with_a_drafter_is_a_contradiction() -> None:
     with pytest.raises(UsageError, match="nothing would be drafted"):
         made("--spec-type", "none")
-
-
-OURS = FlagTable.parse(
-    fake.HELP + "--spec-draft-adaptive, --no-spec-draft-adaptive\n" + 40 * " " + "as many as pay\n"
-)
 
 
 def test_a_build_that_can_is_told_to_draft_as_many_tokens_as_pay() -> None:

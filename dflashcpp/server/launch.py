@@ -249,7 +249,7 @@ def _n_max(made: _Composer, depth: int | None) -> int:
 
 
 def _check_ubatch(made: _Composer, n_max: int) -> None:
-    """Without our loop all blocks are decoded in one ubatch, and llama-server aborts where they do not fit."""
+    """Without our loop all blocks are decoded in one ubatch; llama-server aborts if they do not fit."""
     if made.table.has("--spec-draft-inject"):
         return
     slots = max(1, _whole(made.value("--parallel") or "1", "--parallel"))

@@ -51,6 +51,7 @@ bench: .venv/installed-test
 	$(PY) -m dflashcpp build --no-patches
 	$(PY) -m benchmarks.draft_buffer
 	$(PY) -m benchmarks.memory
+	-$(PY) -m benchmarks.drafting --quick
 	$(PY) -m benchmarks.soak --seconds 300 --tunnel
 	@echo "benchmarks/convert.py needs 15 GB and a Python with transformers; its first lines say how to run it"
 

@@ -20,45 +20,12 @@
 // the token that was drawn. Whether token i is verified then never depends on its own value.
 #pragma once
 
+#include "cost-curve.h"
+
 #include <cstddef>
 #include <vector>
 
 namespace dflashcpp {
-
-// Cost of a call by its number of rows, measured as it runs. Widths never seen are interpolated.
-// A growing context or a busy machine slows every width, so each observation also moves the others.
-class cost_curve {
-public:
-    explicit cost_curve(int max_rows);
-
-    void   observe(int rows, double us);
-    bool   known() const { return n_known > 0; }
-    bool   known(int rows) const;
-    double at(int rows) const;         // us; 0 for no rows and while nothing was observed
-    double doubt(int rows) const;      // standard error of at(), a share of it
-    double change() const { return change_us; } // us that a call takes more when its width is new
-    int    last()   const { return last_rows; } // width of the newest call
-    int    age(int rows) const;        // calls since this width was seen
-
-private:
-    struct point {
-        double us     = 0.0;
-        double weight = 0.0; // observations, forgotten
-        int    seen   = 0;   // n_calls of the newest one
-    };
-
-    double learn(point & p, double us, bool changed);
-    void   redraw();
-    void   draw_between(int a, int b);
-
-    std::vector<point>  points; // by rows
-    std::vector<double> curve;  // us by rows, of all points together
-    double change_us = 0.0;
-    double spread    = 0.1; // of the time that calls of one width take, a share of it
-    int    last_rows = 0;
-    int    n_known   = 0;
-    int    n_calls   = 0;
-};
 
 // What a step costs; one for all slots. Wider batches than `max_rows` count as that many rows.
 struct draft_costs {
@@ -120,6 +87,7 @@ public:
     struct outlook {
         double gain = 0.0; // tokens beyond the one that every step brings
         double us   = 0.0; // of verification beyond that of one row
+        double rows = 0.0; // verified beyond the first
         double full = 1.0; // P(verified in full)
         double path = 1.0; // P(verified in full and all right)
     };
@@ -131,7 +99,7 @@ public:
 
     // The outlook at a tier; one that was seldom seen leans on `before`, that of the tier before it.
     outlook at(size_t tier, const outlook & before, const acceptance_model & model,
-               const cost_curve & verify, int rows_others) const;
+               const cost_curve & verify, double rows_others) const;
 
     const std::vector<int> tiers;
 
@@ -150,15 +118,16 @@ private:
 struct draft_length_params {
     int    n_max       = 4;    // ceiling, tokens
     double probe_share = 0.01; // of the time, at most, spent on finding out whether drafting pays again
-    double stake       = 5.0;  // plain steps that drafting may lose before it is switched off
+    double stake       = 4.0;  // plain steps that drafting may lose before it is switched off
     double hysteresis  = 0.01; // another length must promise this much more
 };
 
 // What the other slots put into the same step.
 struct draft_load {
-    int    rows       = 0;   // of the target batch
+    double rows       = 0.0; // of the target batch, as expected
     int    draft_rows = 0;   // of the draft call
     double tokens     = 0.0; // they are expected to gain
+    int    plain_rows = 0;   // of the target batch if none of them drafted; each is a token
 };
 
 // The policy of one slot. Its state outlives a request: call begin() for the next one.
@@ -191,30 +160,37 @@ public:
     const acceptance_model & acceptance() const { return model; }
 
 private:
-    friend void plan_drafts(struct draft_slot * slots, size_t n_slots, const draft_load & rest);
+    friend draft_load load_beside(const struct draft_slot *, size_t, size_t, const draft_load &);
+    friend int        common_length(struct draft_slot *, size_t, const draft_load &);
+    friend void       plan_drafts(struct draft_slot *, size_t, const draft_load &);
 
     struct choice {
         int    n    = 0;
         double rate = 0.0; // tokens of all slots per us
-        double us   = 0.0; // beyond a plain step
     };
 
     double plain_us() const;   // of a step in which this slot drafts nothing
     double plain_rate() const; // tokens of all slots per us of it
+    double tokens_in(double us) const; // that are made in `us` when no slot drafts
     double draft_us(int n) const;
+    void   look_ahead();
+    tier_history::outlook at_tier(int n) const;
     choice best(int ceiling) const;
-    int    choose(int ceiling) const;
+    int    choose(int ceiling);
     bool   plain_is_stale(const choice & top) const;
+    double verify_us(int n) const;
     double going_on(int i, double path, int limit, double per_us) const;
     int    stop(int limit, double per_us, double & gain, double & path) const;
     void   settle(double gain);
     double limit() const;
+
 
     draft_length_params params;
     const draft_costs * costs;
     acceptance_model    model;
     tier_history        history;
     draft_load          others;
+    std::vector<tier_history::outlook> ahead; // by tier, with `others` in the same step
 
     // the block in flight
     std::vector<float>  confidences;

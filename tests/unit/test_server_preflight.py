@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dflashcpp import knowledge
 from dflashcpp.conversion import convert
 from dflashcpp.errors import DflashError
 from dflashcpp.server.preflight import check_files
@@ -88,8 +89,10 @@ def test_a_file_that_is_no_gguf_is_named(folder: Path, drafter: Path, content: b
 
 
 def test_a_dflash2_file_on_a_build_that_only_knows_dflash_is_refused_before_launch(
-    folder: Path, target: Path, drafter: Path
+    folder: Path, target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    check_files(target, drafter, "4df29be")
+    monkeypatch.delitem(knowledge.table("patches/bases.toml")["bases"]["4df29be"], "adds")
     with pytest.raises(
         DflashError, match=r"is a DFlash-2 drafter and the build is llama.cpp 4df29be"
     ) as caught:

@@ -7,6 +7,9 @@ candidates that DFlash v1 picks on the device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from dflashcpp.memory.graph import Graph, Tensor
 from dflashcpp.memory.layers import Batch, Builder
 from dflashcpp.memory.model import Layer, Model
@@ -24,19 +27,19 @@ def draft_graph(model: Model, target: Model, batch: Batch, *, sampled_rows: int 
     """
     builder = Builder(model, batch)
     tokens = builder.graph.new(batch.tokens)
-    x = builder.graph.op("get_rows", (model.embd, batch.tokens), _embedding(builder, target), tokens)
+    x = builder.graph.op("get_rows", (model.embd, batch.tokens), embedding(builder, target), tokens)
     if "embedding_scale" in model.keys:
         x = builder.unary("scale", x)
     for il, layer in enumerate(model.layers):
-        x = _block(builder, il, layer, x)
+        x = block(builder, il, layer, x, Convolution(lambda _, delta: delta, _convolution))
     hidden = builder.norm(x)
-    logits = _logits(builder, target, hidden)
+    logits = head(builder, target, hidden)
     builder.graph.expand(logits)
     hidden.output = logits.output = True
     if is_v2(model):
         _selector(builder, hidden, logits, tokens)
     elif sampled_rows:
-        _sampling(builder, logits, sampled_rows)
+        sampling(builder, logits, sampled_rows)
     return builder.graph
 
 
@@ -65,12 +68,12 @@ def _value(builder: Builder, il: int, x: Tensor) -> Tensor:
     return builder.linear(f"blk.{il}.{name}", x)
 
 
-def _embedding(builder: Builder, target: Model) -> Tensor:
+def embedding(builder: Builder, target: Model) -> Tensor:
     own = "token_embd.weight" in builder.model.tensors
     return builder.graph.weight(*(builder.model if own else target).ne("token_embd.weight"), host=True)
 
 
-def _logits(builder: Builder, target: Model, hidden: Tensor) -> Tensor:
+def head(builder: Builder, target: Model, hidden: Tensor) -> Tensor:
     """The head (own, or the target's), then what DFlash-2 needs to compare candidates."""
     model = builder.model
     owner = model if "output.weight" in model.tensors or "token_embd.weight" in model.tensors else target
@@ -91,14 +94,23 @@ def _logits(builder: Builder, target: Model, hidden: Tensor) -> Tensor:
     return logits
 
 
-def _block(builder: Builder, il: int, layer: Layer, x: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class Convolution:
+    """How an engine builds the convolutions of DFlash-2: what is made once a sublayer, and one of the two."""
+
+    prepare: Callable[[Builder, Tensor], Tensor]
+    apply: Callable[[Builder, Tensor, Tensor], Tensor]
+
+
+def block(builder: Builder, il: int, layer: Layer, x: Tensor, convolution: Convolution) -> Tensor:
+    """One layer of the drafter over a block."""
     model, prefix = builder.model, f"blk.{il}"
     residual = x
     x = builder.norm(x)
     dynamic = None
     if model.has(il, "attn_conv_proj.weight"):
-        dynamic = builder.linear(f"{prefix}.attn_conv_proj", x)
-        x = _convolution(builder, x, dynamic)
+        dynamic = convolution.prepare(builder, builder.linear(f"{prefix}.attn_conv_proj", x))
+        x = convolution.apply(builder, x, dynamic)
     q, k, v = builder.qkv(il, x, layer)
     q, k = builder.norm(q), builder.norm(k)
     if not model.has(il, "attn_v.weight"):
@@ -108,18 +120,18 @@ def _block(builder: Builder, il: int, layer: Layer, x: Tensor) -> Tensor:
     if "attention.value_scale" in model.keys:
         out = builder.unary("scale", out)
     if dynamic is not None:
-        out = _convolution(builder, out, dynamic)
+        out = convolution.apply(builder, out, dynamic)
     if model.has(il, "post_attention_norm.weight"):
         out = builder.norm(out)
     residual = builder.unary("add", out, residual)
     x = builder.norm(residual)
     dynamic = None
     if model.has(il, "ffn_conv_proj.weight"):
-        dynamic = builder.linear(f"{prefix}.ffn_conv_proj", x)
-        x = _convolution(builder, x, dynamic)
+        dynamic = convolution.prepare(builder, builder.linear(f"{prefix}.ffn_conv_proj", x))
+        x = convolution.apply(builder, x, dynamic)
     out = builder.feed_forward(prefix, x)
     if dynamic is not None:
-        out = _convolution(builder, out, dynamic)
+        out = convolution.apply(builder, out, dynamic)
     if model.has(il, "post_ffw_norm.weight"):
         out = builder.norm(out)
     return builder.unary("add", out, residual)
@@ -187,9 +199,9 @@ def _scores(builder: Builder, parts: list[Tensor], count: int, ids: Tensor) -> T
     top, rank = chosen.ne[0], gate.ne[0]
     before = ids.ne[0] // (count * blocks)
     flat = builder.reshape(chosen, top * count * blocks)
-    successor = graph.op("get_rows", (rank, flat.ne[0]), _codebook(builder, "successor"), flat)
+    successor = graph.op("get_rows", (rank, flat.ne[0]), codebook(builder, "successor"), flat)
     successor = builder.reshape(successor, rank, top, count, blocks)
-    predecessor = graph.op("get_rows", (rank, ids.ne[0]), _codebook(builder, "predecessor"), ids)
+    predecessor = graph.op("get_rows", (rank, ids.ne[0]), codebook(builder, "predecessor"), ids)
     predecessor = builder.reshape(predecessor, rank, before, count, blocks)
     wide = graph.op("repeat", predecessor.ne, builder.reshape(gate, rank, 1, count, blocks))
     condition = builder.unary("mul", predecessor, wide)
@@ -207,11 +219,11 @@ def _scores(builder: Builder, parts: list[Tensor], count: int, ids: Tensor) -> T
     return graph.op("pad", (builder.model.embd, count, blocks), row)
 
 
-def _codebook(builder: Builder, which: str) -> Tensor:
+def codebook(builder: Builder, which: str) -> Tensor:
     return builder.graph.weight(*builder.model.ne(f"selector_{which}.weight"))
 
 
-def _sampling(builder: Builder, logits: Tensor, rows: int) -> None:
+def sampling(builder: Builder, logits: Tensor, rows: int) -> None:
     """`build_sampling` with a top-k chain: a copy of the logits with one more row, candidates a row."""
     graph = builder.graph
     copied = graph.op("pad", (logits.ne[0], logits.ne[1] + 1), logits)

@@ -13,6 +13,7 @@ from dflashcpp.memory.drafters import draft_graph, inject_graph, is_v2
 from dflashcpp.memory.graph import Graph, beside_device_bytes, device_bytes, host_bytes
 from dflashcpp.memory.layers import Batch
 from dflashcpp.memory.model import Layer, Model
+from dflashcpp.memory.patched_drafters import patched_draft_graph
 from dflashcpp.memory.settings import Cells, Settings, cells, pad
 from dflashcpp.memory.targets import target_graph
 
@@ -254,9 +255,15 @@ def draft_settings(settings: Settings, drafter: Model, held: Cells) -> Settings:
 def draft_compute(
     drafter: Model, target: Model, settings: Settings, held: Cells, *, beside: bool
 ) -> Iterator[Line]:
-    """The buffer of the draft context: the block, and in the patched engine also the injection."""
+    """The buffer of the draft context: the block, and in the patched engine also the injection.
+
+    A whole prompt chunk is injected in the buffer of the block, a few rows in one of their own.
+    """
     graphs = _draft_graphs(drafter, target, settings, held)
     sizes = [_sizes(graph, settings.on_device, beside) for graph in graphs]
+    if settings.patched:
+        block, chunk, few = sizes
+        sizes = [(max(block[0], chunk[0]) + few[0], max(block[1], chunk[1]) + few[1])]
     yield from _compute("draft", sizes, settings, 0.03 if settings.on_device else 0.01)
 
 
@@ -287,8 +294,9 @@ def _draft_graphs(drafter: Model, target: Model, settings: Settings, held: Cells
     tokens = pad(min(whole, rows), settings.parallel)
     block = replace(batch, tokens=tokens, outputs=tokens)
     return [
-        draft_graph(drafter, target, block, sampled_rows=min(sampled, tokens)),
+        patched_draft_graph(drafter, target, block, sampled_rows=min(sampled, tokens)),
         inject_graph(drafter, replace(batch, tokens=most, sequences=1, streams=1)),
+        inject_graph(drafter, replace(batch, tokens=min(whole, rows), sequences=1, streams=1)),
     ]
 
 
@@ -312,10 +320,13 @@ def target_outputs(model: Model, settings: Settings, taps: int, *, drafting: boo
 
 
 def draft_outputs(drafter: Model, target: Model, settings: Settings, held: Cells) -> Iterator[Line]:
-    """A DFlash-2 block asks for no logits: its candidates come back in rows of the hidden size."""
+    """A DFlash-2 block asks for no logits: its candidates come back in rows of their own."""
     own = draft_settings(settings, drafter, held)
     rows = settings.parallel * (1 if is_v2(drafter) else own.block)
-    nextn = drafter.embd * (own.batch if is_v2(drafter) else rows)
+    row = drafter.embd
+    if is_v2(drafter) and settings.patched:
+        row = int(drafter.keys["selector_top_k"]) * (int(drafter.keys["selector_top_k"]) + 1)
+    nextn = row * (own.batch if is_v2(drafter) else rows)
     size = 4 * (target.tokens * rows + nextn)
     if settings.draft_sampling and not is_v2(drafter):
         size += 4 * rows * (3 * target.tokens + 1)

@@ -146,6 +146,8 @@ _FACTS = (
     "attn_logit_softcapping",
     "logit_scale",
     "attention.scale",
+    "attention.causal",
+    "attention.causal_pattern",
     "attention.temperature_scale",
     "attention.value_scale",
     "embedding_length_per_layer_input",

@@ -171,6 +171,10 @@ def drafter_keys(drafter: Drafter) -> dict[str, Any]:
     if drafter.window:
         keys["attention.sliding_window"] = drafter.window
         keys["attention.sliding_window_pattern"] = list(drafter.sliding)
+    if len(set(drafter.causal)) > 1:
+        keys["attention.causal_pattern"] = list(drafter.causal)
+    else:
+        keys["attention.causal"] = drafter.causal[0]
     named = {f"dflash.{name}": value for name, value in keys.items() if value is not None}
     return {"general.architecture": "dflash"} | named
 

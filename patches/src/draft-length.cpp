@@ -259,6 +259,7 @@ bool draft_length::plain_is_stale(const choice & top) const {
 }
 
 int draft_length::choose(int ceiling) {
+    off     = false;
     ceiling = std::min(ceiling, params.n_max);
     if (ceiling < 1 || !costs->verify.known()) {
         return 0;
@@ -268,13 +269,13 @@ int draft_length::choose(int ceiling) {
     }
     look_ahead();
     const choice top = best(ceiling);
-    return top.rate > plain_rate() && !plain_is_stale(top) ? top.n : 0;
+    off = top.n == 0;
+    return plain_is_stale(top) ? 0 : top.n;
 }
 
 int draft_length::want(int ceiling, const draft_load & load) {
     others  = load;
     planned = drafted = choose(ceiling);
-    on      = planned > 0;
     if (planned > 0) {
         current = planned;
     } else if (ceiling > 0) {
@@ -304,12 +305,13 @@ double draft_length::going_on(int i, double path, int limit, double per_us) cons
     return top;
 }
 
-// How many of the first `limit` tokens are verified, what they bring, and how likely all are right.
-int draft_length::stop(int limit, double per_us, double & gain, double & path) const {
+// How many of the first n tokens of a draft of `limit` are verified, what they bring, and how likely
+// all are right. A draft that ended early may not be told by that before its end: hence `limit`.
+int draft_length::stop(int n, int limit, double per_us, double & gain, double & path) const {
     gain = 0.0;
     path = 1.0;
     int i = 0;
-    while (i < limit && going_on(i, path, limit, per_us) > 0.0) {
+    while (i < n && going_on(i, path, limit, per_us) > 0.0) {
         path *= chances[i++];
         gain += path;
     }
@@ -318,23 +320,26 @@ int draft_length::stop(int limit, double per_us, double & gain, double & path) c
 }
 
 int draft_length::keep(int n, const float * confidence) {
-    n = std::min(n, params.n_max);
+    n               = std::clamp(n, 0, params.n_max);
     drafted         = n;
     has_confidences = confidence != nullptr;
+    const int limit = std::max(n, planned);
+    for (int i = 0; i < limit; i++) {
+        averages[i] = model.at(i + 1);
+    }
     for (int i = 0; i < n; i++) {
-        averages[i]    = model.at(i + 1);
         confidences[i] = has_confidences ? confidence[i] : 0.0f;
         chances[i]     = has_confidences ? model.at(i + 1, confidence[i]) : averages[i];
     }
-    const double per_us = std::max(plain_rate(), best(n).rate);
+    const double per_us = std::max(plain_rate(), best(limit).rate);
     history.forget(forget_block);
     double gain = 0.0;
     double path = 1.0;
     for (size_t t = 0; t < history.tiers.size() && history.tiers[t] <= n; t++) {
-        const int kept = stop(history.tiers[t], per_us, gain, path);
+        const int kept = stop(history.tiers[t], history.tiers[t], per_us, gain, path);
         history.observe(t, kept, gain, path);
     }
-    const int kept = has_confidences ? stop(n, per_us, gain, path) : n;
+    const int kept = has_confidences ? stop(n, limit, per_us, gain, path) : n;
     if (kept == 0) {
         settle(-tokens_in(draft_us(n)));
     }

@@ -152,7 +152,7 @@ public:
     void charge(double us);
 
     // false: drafting is off, and injection can wait until want() asks for a draft again.
-    bool drafting() const { return on || planned > 0; }
+    bool drafting() const { return !off; }
 
     int    length()   const { return planned; } // what want() answered
     double expected() const;                    // tokens of the step that want() planned
@@ -180,7 +180,7 @@ private:
     bool   plain_is_stale(const choice & top) const;
     double verify_us(int n) const;
     double going_on(int i, double path, int limit, double per_us) const;
-    int    stop(int limit, double per_us, double & gain, double & path) const;
+    int    stop(int n, int limit, double per_us, double & gain, double & path) const;
     void   settle(double gain);
     double limit() const;
 
@@ -200,7 +200,7 @@ private:
     int  planned = 0;
     int  drafted = 0;
 
-    bool   on      = true;
+    bool   off     = false; // drafting does not pay
     int    current = 0;   // tier in use
     double bank    = 0.0; // tokens that drafting may still lose
     double earned  = 0.0; // tokens that drafting gained, forgotten

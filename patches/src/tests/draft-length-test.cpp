@@ -150,7 +150,7 @@ static void a_token_is_kept_or_not_by_the_confidences_up_to_its_own() {
         length.want(4);
         twin.want(4);
         const int kept = length.keep(4, a);
-        CHECK((kept > same) == (twin.keep(4, b) > same));
+        CHECK((kept > same) == (twin.keep(i % 8 < 4 ? 4 : same + 1, b) > same)); // maybe it ended there
         length.observe(kept, std::min(kept, i % 3));
     }
 }

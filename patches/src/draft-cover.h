@@ -1,9 +1,10 @@
 // Which positions of a sequence the draft cache is sure to have, and how much of a prompt can be reused
 // so that the drafter still sees what it would see after reading the prompt anew.
 //
-// Two things lose rows: a bounded cache drops the oldest, and a windowed layer's cache reuses any cell that
-// its window has left behind, in no order. So behind a last position `to - 1`, windowed layers are sure of
-// the last `window` positions only, and after a rewind of less.
+// Two things lose rows: a bounded cache drops the oldest, and a windowed layer's cache reuses the cells that
+// its window has left behind, oldest first: llama.cpp keeps all positions between the least and the
+// greatest of a sequence (llama-kv-cache.cpp, apply_ubatch). What it tells is of the windowed layers where
+// there are any; what full layers beside them have is kept in mind here.
 
 #pragma once
 
@@ -21,6 +22,8 @@ struct draft_sight {
     uint32_t n_cells      = 0;     // of a bounded cache, for one sequence; 0: as many as needed
     uint32_t n_block      = 1;     // tokens of a block
 
+    bool mixed() const { return window > 0 && !all_windowed; }
+
     // First position that windowed layers see from `pos`.
     int32_t window_from(int32_t pos) const { return std::max(0, pos - window + 1); }
 
@@ -32,79 +35,68 @@ class draft_cover {
 public:
     int32_t end() const { return to; }
 
-    // The cache lost all rows of the sequence; the next one comes at `pos`.
-    void restart(int32_t pos) { full = windowed = to = pos; }
+    // What the cache itself tells: the sequence has [pos_min, pos_max] (-1: it is empty).
+    void look(int32_t pos_min, int32_t pos_max, const draft_sight & sight) {
+        told = std::max(pos_min, 0);
+        if (sight.mixed() && pos_max < 0) {
+            left = std::max(left, to); // of full layers, if no more was lost than the windows
+            to = 0;
+            return;
+        }
+        to   = pos_max + 1;
+        full = sight.mixed() ? std::min(full, to) : told;
+    }
 
-    // Rows up to `last` were added behind end().
-    void add(int32_t last, const draft_sight & sight) {
-        to = last + 1;
-        narrow(sight);
+    // The cache lost all rows that it told of; the next one comes at `pos`.
+    void restart(int32_t pos) {
+        full = pos <= left ? std::min(full, pos) : pos;
+        told = to = pos;
+        left = 0;
     }
 
     // Rows below `pos` were dropped from a bounded cache.
     void drop_below(int32_t pos) {
-        full     = std::max(full, pos);
-        windowed = std::max(windowed, pos);
+        full = std::max(full, pos);
+        told = std::max(told, pos);
     }
 
-    // What the cache itself tells: the sequence ends at pos_max (-1: it is empty). Less than was known
-    // means a rewind.
-    void trim(int32_t pos_max) {
-        to       = std::min(to, pos_max + 1);
-        full     = std::min(full, to);
-        windowed = std::min(windowed, to);
-    }
+    // Everything was removed.
+    void clear() { *this = draft_cover(); }
 
     // The cache holds [pos_min, pos_max] of something else now: restored, copied or shifted.
     void replaced(int32_t pos_min, int32_t pos_max, const draft_sight & sight) {
-        full = windowed = std::max(pos_min, 0);
-        to = pos_max + 1;
-        narrow(sight);
-        if (sight.window > 0 && !sight.all_windowed && sight.n_cells == 0) {
-            full = 0; // pos_min is that of the windowed layers' cache
-        }
+        clear();
+        full = sight.n_cells > 0 ? std::max(pos_min, 0) : 0; // of a full layer, as it was when it was read
+        look(pos_min, pos_max, sight);
     }
 
     // The largest number of positions, at most n_past, of which a prompt of n_prompt positions can reuse the
     // rows. What lies between it and n_prompt has to be read, and the drafter then sees all it would see
     // after the entire prompt. n_past > what is covered: not all of it ever reached the cache.
     int32_t reusable(int32_t n_past, int32_t n_prompt, const draft_sight & sight) const {
-        return sight.all_windowed ? reusable_windowed(n_past, n_prompt, sight) : reusable_full(n_past, n_prompt, sight);
+        const int32_t n = sight.all_windowed ? n_past : reusable_full(n_past, n_prompt, sight);
+        return sight.window > 0 ? reusable_windowed(n, n_prompt, sight) : n;
     }
 
 private:
-    void narrow(const draft_sight & sight) {
-        if (sight.window > 0) {
-            windowed = std::max(windowed, std::min(to, sight.window_from(to)));
-        }
-    }
-
     int32_t reusable_windowed(int32_t n_past, int32_t n_prompt, const draft_sight & sight) const {
-        const int32_t need = sight.window_from(n_prompt);
-        if (n_past <= need) {
-            return n_past; // all that is needed will be read
-        }
+        const int32_t need = std::max(sight.window_from(n_prompt), sight.full_from(n_prompt));
         const int32_t have = std::min(n_past, to);
-        return windowed <= need && have > need ? have : need;
+        return n_past > need && told <= need && have > need ? have : std::min(n_past, need);
     }
 
     int32_t reusable_full(int32_t n_past, int32_t n_prompt, const draft_sight & sight) const {
         const int32_t first = sight.full_from(n_prompt);
-        if (full > first) {
+        if (n_past <= first || full > first) {
             return std::min(n_past, first);
         }
-        const int32_t have = std::min(n_past, to);
-        if (sight.window == 0 || have == 0) {
-            return have;
-        }
-        // rows are only added right behind what the windowed layers have
-        const int32_t need = std::min(have - 1, sight.window_from(n_prompt));
-        return windowed <= need ? have : 0;
+        return std::max(first, std::min(n_past, to));
     }
 
-    int32_t full     = 0; // full layers have [full, to)
-    int32_t windowed = 0; // windowed layers have [windowed, to)
-    int32_t to       = 0;
+    int32_t full = 0; // full layers have [full, to)
+    int32_t told = 0; // the cache tells of [told, to)
+    int32_t to   = 0;
+    int32_t left = 0; // full layers may still have [full, left) while the windowed ones have nothing
 };
 
 } // namespace dflashcpp

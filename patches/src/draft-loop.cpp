@@ -108,9 +108,10 @@ void draft_loop::make_room(int32_t seq) {
     const int32_t last  = engine->pos_max(seq);
     if (last >= first) {
         engine->remove(seq, first, -1);
-        s.cover.trim(first - 1);
+        sync(seq);
     } else if (last >= 0 && last + 1 < first && !traits.jumps) {
         engine->remove(seq, -1, -1); // llama.cpp wants positions without gaps
+        s.cover.clear();
     }
     if (engine->pos_max(seq) < 0) {
         s.cover.restart(first);
@@ -161,7 +162,7 @@ bool draft_loop::inject_pass(const std::vector<inject_row> & pass) {
         while (begin + pos.size() < pass.size() && pass[begin + pos.size()].seq == seq) {
             pos.push_back(pass[begin + pos.size()].pos);
         }
-        slots[seq].cover.add(pos.back(), traits.sight);
+        sync(seq);
         trace().inject(seq, pos, pass[begin].row, traits.width);
         begin += pos.size();
     }
@@ -169,7 +170,7 @@ bool draft_loop::inject_pass(const std::vector<inject_row> & pass) {
 }
 
 void draft_loop::sync(int32_t seq) {
-    slots[seq].cover.trim(engine->pos_max(seq));
+    slots[seq].cover.look(engine->pos_min(seq), engine->pos_max(seq), traits.sight);
 }
 
 bool draft_loop::flush(int32_t seq, int32_t end) {

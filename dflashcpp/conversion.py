@@ -107,6 +107,7 @@ def convert(
     progress: Progress = SILENT,
     pure: bool = False,
     keep_selector: str | None = None,
+    head: str | None = None,
     force: bool = False,
     config: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -116,7 +117,8 @@ def convert(
 
     source: `.safetensors` file, folder or Hub id; target: the target's GGUF (file or Hub
     `org/repo:QUANT`), folder or Hub id, found when left out; tensor_types: `NAME=TYPE` texts or a
-    mapping; overrides: values of config.json by path; force: allow F16 for DFlash-2; dry_run: decide
+    mapping; head: type in which the target's head is stored too (None: the target's own is used);
+    overrides: values of config.json by path; force: allow F16 for DFlash-2; dry_run: decide
     and check everything, write nothing.
 
     Raises DflashError; the output is either complete or not there.
@@ -135,6 +137,7 @@ def convert(
             tensor_types=tensor_types,
             pure=pure,
             keep_selector=keep_selector,
+            head=head,
             force=force,
             progress=progress,
         )
@@ -178,6 +181,7 @@ def make_plan(
     tensor_types: Sequence[str] | Mapping[str, str],
     pure: bool,
     keep_selector: str | None,
+    head: str | None,
     force: bool,
     progress: Progress,
 ) -> Plan:
@@ -201,7 +205,7 @@ def make_plan(
         gqa=drafter.heads // drafter.kv_heads,
         layers=drafter.layers,
     )
-    drafter, borrowed = borrow(checkpoint, drafter, found.source)
+    drafter, borrowed = borrow(checkpoint, drafter, found.source, head)
     mix = mix_of(chosen, [*choices.values(), *(item.choice() for item in borrowed)])
     if checkpoint.drafter.target_layers is None:
         warnings += numbering_warnings(checkpoint.config, drafter.taps, found.layers)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dflashcpp.reference.weights import CheckpointWeights, GgufWeights
 
 DEFAULT_BLOCKS = 16
+_HEAD = "output.weight"
 
 # What a checkpoint may lack because it is the target's; only with the target can it be checked.
 _OF_THE_TARGET = ("embedding_scale", "sections", "vocab", "target_layers")
@@ -178,6 +179,11 @@ class _Verification:
         self.mine = Drafter.from_gguf(header)
         self.source, self.unchecked = _expected(checkpoint.drafter, self.mine, target)
         self.target = None if target is None else read_header(target)
+        self.head_of_target = self.mine.own_head and not (self.source.own_head or self.mine.own_embedding)
+        if self.head_of_target:
+            self.source = replace(self.source, own_head=True)
+            if self.target is None:
+                self.unchecked.append("output.weight: the target's head, stored anew (--target)")
         self.mine_weights: GgufWeights = GgufWeights(header)
         self.source_weights: CheckpointWeights = CheckpointWeights(checkpoint)
 
@@ -212,7 +218,8 @@ class _Verification:
         wanted = {name: tuple(tensor.shape) for name, tensor in self.checkpoint.tensors.items()}
         found = {name: tuple(reversed(info.ne)) for name, info in self.header.tensors.items()}
         problems = [f"tensor {name} is missing from the GGUF" for name in wanted if name not in found]
-        problems += [f"tensor {name} is not in the source" for name in found if name not in wanted]
+        known = {*wanted, _HEAD} if self.head_of_target else set(wanted)
+        problems += [f"tensor {name} is not in the source" for name in found if name not in known]
         return problems + [
             f"tensor {name} has shape {list(found[name])}, the source has {list(shape)}"
             for name, shape in wanted.items()
@@ -222,14 +229,25 @@ class _Verification:
     def _tensors(self) -> list[TensorError]:
         from dflashcpp.reference.comparison import tensor_error
 
-        names, errors = list(self.header.tensors), []
+        names, errors = [name for name in self.header.tensors if name in self.checkpoint.tensors], []
         with self.progress.task("comparing tensors", len(names), "tensors") as task:
             for name in names:
                 task.note(name)
                 type_name = self.mine_weights.type_name(name)
                 errors.append(tensor_error(self.mine_weights, self.source_weights, name, type_name))
                 task.advance()
+        if self.head_of_target and self.target is not None:
+            errors.append(self._head_error(self.target))
         return errors
+
+    def _head_error(self, target: Header) -> TensorError:
+        """The stored head against the target's."""
+        from dflashcpp.reference.comparison import tensor_error
+        from dflashcpp.reference.weights import GgufWeights
+
+        head = target.tensors.get(_HEAD, target.tensors["token_embd.weight"])
+        theirs = GgufWeights(replace(target, tensors={_HEAD: head}))
+        return tensor_error(self.mine_weights, theirs, _HEAD, self.mine_weights.type_name(_HEAD))
 
     def _run(self, blocks: int, seed: int, errors: Mapping[str, float]) -> _Run:
         """Both sides, and the source with random errors of the same size, on the same inputs."""
@@ -266,6 +284,8 @@ class _Verification:
         if size is None:
             raise DflashError(f"neither {self.header.source} nor the source says how large the vocabulary is")
         shared = shared_vocabulary(self.target, size, self.source.hidden, seed)
+        if self.head_of_target:
+            return shared, shared
         return with_own(shared, self.mine, self.mine_weights), with_own(
             shared, self.source, self.source_weights
         )

@@ -29,6 +29,12 @@ def convert(
     keep_selector: Annotated[
         str | None, typer.Option(metavar="TYPE", help="Type of the DFlash-2 selector's tensors.")
     ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE", help="Store the target's head too, in this type: drafting reads the smaller one."
+        ),
+    ] = None,
     pure: Annotated[bool, typer.Option("--pure", help="The type's own type for every matrix.")] = False,
     set_: Annotated[
         list[str] | None,
@@ -59,6 +65,7 @@ def convert(
         progress=out.progress(),
         pure=pure,
         keep_selector=keep_selector,
+        head=head,
         force=force,
         config=config,
         overrides=parse_overrides(set_ or []),

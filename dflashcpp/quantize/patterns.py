@@ -52,7 +52,7 @@ def parse_overrides(items: Iterable[str], *, keep_selector: str | None = None) -
     overrides = [_parse(item) for item in items]
     if keep_selector is not None:
         text = f"--keep-selector {keep_selector}"
-        overrides.append(Override(SELECTOR, _output_type(keep_selector, text), text))
+        overrides.append(Override(SELECTOR, tensor_type(keep_selector, text), text))
     return tuple(overrides)
 
 
@@ -61,10 +61,11 @@ def _parse(item: str) -> Override:
     if not (name and equals and kind):
         raise UsageError(f"--tensor-type {item}: expected NAME=TYPE, for example ffn_down=Q6_K")
     text = f"--tensor-type {item}"
-    return Override(name.lower(), _output_type(kind, text), text)
+    return Override(name.lower(), tensor_type(kind, text), text)
 
 
-def _output_type(name: str, text: str) -> TensorType:
+def tensor_type(name: str, text: str) -> TensorType:
+    """The type of that name, in any case; UsageError, which cites `text`, when we write no such type."""
     kind = TensorType.__members__.get(name.strip().upper())
     if kind is None or kind not in _OUTPUT_TYPES:
         known = " ".join(sorted(t.name for t in _OUTPUT_TYPES))

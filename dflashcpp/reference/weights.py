@@ -156,23 +156,17 @@ class GgufWeights(Weights):
         return TensorType(self._info(name).type).name
 
     def read(self, name: str, start: int, stop: int) -> np.ndarray:
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
+        from dflashcpp.gguf_file import TensorType
+        from dflashcpp.quantize import decode
 
         info = self._info(name)
         row_bytes = info.nbytes // self.rows(name)
         begin = self._header.data_start + info.offset + start * row_bytes
         raw = np.array(self._data[begin : begin + (stop - start) * row_bytes])
         raw = raw.reshape(stop - start, row_bytes)
-        if info.type == GGMLQuantizationType.I64:
+        if info.type == TensorType.I64:
             return raw.view(np.int64).astype(np.float32)
-        try:
-            return dequantize(raw, GGMLQuantizationType(info.type)).astype(np.float32, copy=False)
-        except (NotImplementedError, ValueError):
-            raise DflashError(
-                f"{self.label}: tensor {name} is {self.type_name(name)}, which gguf cannot read",
-                hint="a newer gguf may: pip install --upgrade gguf",
-            ) from None
+        return decode(info.type, raw, f"{self.label}: tensor {name}")
 
     def _info(self, name: str) -> TensorInfo:
         return _found(self._header.tensors, name, self.label)

@@ -19,7 +19,7 @@ from dflashcpp.drafter import Drafter
 from dflashcpp.gguf_file import Kv, ValueType, read_header
 from dflashcpp.llamacpp import Build
 from dflashcpp.reference.model import ReferenceDrafter
-from dflashcpp.reference.vocabulary import BorrowedVocabulary
+from dflashcpp.reference.vocabulary import BorrowedVocabulary, with_own
 from dflashcpp.reference.weights import GgufWeights
 from tests.support.acceptance import CHECKPOINT, held_out
 from tests.support.checkpoints import t1, t1_v2, write_checkpoint, write_target
@@ -84,8 +84,9 @@ class Served:
     def replayed(self, drafter: Drafter | None = None) -> list[Replayed]:
         """Every drafted token against the reference (`drafter`: other settings than the file's)."""
         header = read_header(self.gguf)
+        meant, weights = drafter or Drafter.from_gguf(header), GgufWeights(header)
         words = BorrowedVocabulary(GgufWeights(read_header(self.target)), "the target's")
-        side = ReferenceDrafter(drafter or Drafter.from_gguf(header), GgufWeights(header), words)
+        side = ReferenceDrafter(meant, weights, with_own(words, meant, weights))
         return [token for drafted in read_trace(self.trace) for token in replay(side, drafted)]
 
 
@@ -154,6 +155,20 @@ def test_layers_of_any_causality_draft_as_the_reference(
     gguf = rewrite(plain, {key: Kv.array(ValueType.BOOL, pattern)})
     tokens = serve(tmp_path, target, gguf, [PROMPT], build_patched, monkeypatch).replayed()
     assert max(token.off for token in tokens) < TINY_BOUND
+
+
+@pytest.mark.parametrize("config", [t1(), t1_v2()], ids=["v1", "v2"])
+def test_a_head_of_its_own_is_drafted_with(
+    config: dict[str, Any], tmp_path: Path, build_patched: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stored head is another model's, so drafting with the target's would be seen."""
+    target, other = write_target(tmp_path / "target.gguf"), write_target(tmp_path / "other.gguf", seed=2)
+    source = write_checkpoint(tmp_path / "source", config, dtype="F32")
+    gguf = convert(source, target=other, type="F32", head="F16", output=tmp_path / "drafter.gguf").file
+    served = serve(tmp_path, target, gguf, [PROMPT], build_patched, monkeypatch)
+    assert max(token.off for token in served.replayed()) < TINY_BOUND
+    without = replace(Drafter.from_gguf(read_header(gguf)), own_head=False)
+    assert max(token.off for token in served.replayed(without)) > 10 * TINY_BOUND
 
 
 def test_a_reference_with_wrong_settings_would_be_seen(

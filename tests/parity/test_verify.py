@@ -264,3 +264,17 @@ def test_command_prints_one_object_and_its_exit_code_is_the_verdict(
     assert run(["verify", str(wrong), *arguments]) == 1
     failed = json.loads(capsys.readouterr().out)
     assert failed["pass"] is False and failed["problems"]
+
+
+@pytest.mark.parametrize("type", ["Q8_0", "Q4_0", "BF16"])
+@pytest.mark.parametrize("config", [V1, V2], ids=["v1", "v2"])
+def test_a_head_stored_anew_is_the_targets_or_is_said(tmp_path: Path, type: str, config: Any) -> None:
+    source, target = write_checkpoint(tmp_path / "d", config), write_target(tmp_path / "t.gguf")
+    gguf = convert(source, target=target, type="BF16", head=type, output=tmp_path / "x.gguf").file
+    with_target = verify(gguf, source, target=target, blocks=4)
+    assert with_target.passed and with_target.unchecked == ()
+    alone = verify(gguf, source, blocks=4)
+    assert alone.passed and any("output.weight" in line for line in alone.unchecked)
+    assert with_target.tensors == alone.tensors + 1
+    damaged = rewrite(gguf, tensors={"output.weight": _swap_sides})
+    assert any("output.weight" in line for line in verify(damaged, source, target=target, blocks=4).problems)

@@ -205,9 +205,9 @@ struct dflash_graph : public llm_graph_context {
         if (proj == nullptr) {
             return ggml_add(ctx0, x, body(u));
         }
-        ggml_tensor * delta = build_lora_mm(proj, u);
-        ggml_tensor * out   = body(block_conv(ctx0, u, delta, base, shape(), 0));
-        return ggml_add(ctx0, x, block_conv(ctx0, out, delta, base, shape(), 1));
+        ggml_tensor * weights = conv_weights(ctx0, build_lora_mm(proj, u), base);
+        ggml_tensor * out     = body(block_conv(ctx0, u, weights, shape(), 0));
+        return ggml_add(ctx0, x, block_conv(ctx0, out, weights, shape(), 1));
     }
 
     ggml_tensor * attention(ggml_tensor * u, int il) {

@@ -131,6 +131,13 @@ struct draft_load {
 };
 
 // The policy of one slot. Its state outlives a request: call begin() for the next one.
+//
+// The length with the best expected tokens per us wins, given what the others do. Beside that runs an
+// account of what drafting really brought: the slot starts with `stake` tokens, each draft pays its
+// time in the tokens that no drafter had made of it and earns what was accepted, and what is not there
+// cannot be spent. That bounds the loss whatever the estimates say. While drafting is off the account
+// fills by `probe_share` of a token a step, which pays for the next try; a try that succeeds pays for
+// more of them.
 class draft_length {
 public:
     draft_length(const draft_length_params & params, const draft_costs & costs);
@@ -183,7 +190,6 @@ private:
     int    stop(int n, int limit, double per_us, double & gain, double & path) const;
     void   settle(double gain);
     double limit() const;
-
 
     draft_length_params params;
     const draft_costs * costs;

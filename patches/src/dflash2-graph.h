@@ -30,10 +30,6 @@ ggml_tensor * conv_weights(ggml_context * ctx, ggml_tensor * delta, ggml_tensor 
 // side 0 is in front of the sublayer, 1 behind it.
 ggml_tensor * block_conv(ggml_context * ctx, ggml_tensor * x, ggml_tensor * weights, block_shape shape, int side);
 
-inline ggml_tensor * block_conv(ggml_context * ctx, ggml_tensor * x, ggml_tensor * delta, ggml_tensor * base, block_shape shape, int side) {
-    return block_conv(ctx, x, conv_weights(ctx, delta, base), shape, side);
-}
-
 // The rows of x [n, n_tokens] that predict a token: all but the anchors, [n, n_masks]. Needs width > 1.
 ggml_tensor * mask_rows(ggml_context * ctx, ggml_tensor * x, block_shape shape);
 

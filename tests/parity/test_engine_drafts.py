@@ -102,6 +102,7 @@ def serve(
     trace = folder / "a trace"
     monkeypatch.setenv("DFLASHCPP_TRACE", str(trace))
     flags: dict[str, Any] = {"threads": 1, "ctx_size": 1024, "flash_attn": "off", "spec_draft_n_max": 7}
+    flags["spec_draft_adaptive"] = False  # how much is drafted then depends on the machine
     caches = {"cache_type_k_draft": "f32", "cache_type_v_draft": "f32"}
     log = folder / "server.log"
     with LlamaServer(target, gguf, build=build, log=log, **flags, **caches) as server:

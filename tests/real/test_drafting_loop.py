@@ -37,9 +37,8 @@ SECOND = [*FIRST, *range(30, 150), 7, 300]
 FLAGS: dict[str, Any] = {
     "threads": 1,
     "ctx_size": 1024,
-    "flash_attn": "off",
-    "spec_draft_n_max": 4,
     "cache_ram": 0,
+    "spec_draft_adaptive": False,  # how much is drafted then depends on the machine
 }
 
 Drafts = list[tuple[int, int, list[int]]]
@@ -56,9 +55,7 @@ class Traced:
 
 @pytest.fixture
 def traced(tmp_path: Path, build_patched: Build, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Traced]:
-    def run(
-        target: Path, drafter: Path, prompts: Sequence[Any], name: str, *extra: str, **flags: Any
-    ) -> Traced:
+    def run(target: Path, drafter: Path, prompts: Sequence[Any], name: str, *extra: str) -> Traced:
         trace = tmp_path / f"{name} trace"
         monkeypatch.setenv("DFLASHCPP_TRACE", str(trace))
         with LlamaServer(
@@ -91,8 +88,9 @@ def test_rows_held_back_or_skipped_do_not_change_a_draft(
     assert lazy.drafts == eager.drafts
     assert len(lazy.drafts) > 30
     assert len(lazy.injected) < len(eager.injected)
-    seen = 2 * WINDOW if "windowed" in name and "one" not in name else len(SECOND)
-    assert len(lazy.injected) < seen + 2 * 40
+    if name.endswith(", windowed"):  # behind what the start of the server asked
+        assert not set(range(130, len(FIRST) - WINDOW + 1)) & set(lazy.injected)
+        assert set(range(len(FIRST) - WINDOW + 1, len(FIRST))) <= set(lazy.injected)
 
 
 def test_each_accepted_token_reaches_the_draft_cache_once(traced: Callable[..., Traced]) -> None:
@@ -100,8 +98,10 @@ def test_each_accepted_token_reaches_the_draft_cache_once(traced: Callable[..., 
     drafter = pairs.ensure_drafter(pairs.load_pair(), target=target)
     prompt = f"<|im_start|>user\n{held_out('code', 1)[0]}<|im_end|>\n<|im_start|>assistant\n"
     found = traced(target, drafter, [prompt], "once")
-    assert found.injected == list(range(len(found.injected)))
-    assert len(found.injected) > found.drafts[-1][0]
+    starts = [i for i, position in enumerate(found.injected) if position == 0]
+    last = found.injected[starts[-1] :]  # behind what the start of the server asked
+    assert last == list(range(len(last)))
+    assert len(last) > found.drafts[-1][0]
 
 
 QUESTIONS = [

@@ -59,7 +59,7 @@ def traced(tmp_path: Path, build_patched: Build, monkeypatch: pytest.MonkeyPatch
         trace = tmp_path / f"{name} trace"
         monkeypatch.setenv("DFLASHCPP_TRACE", str(trace))
         with LlamaServer(
-            target, drafter, build=build_patched, extra=extra, spec_draft_n_max=4, **FLAGS
+            target, drafter, build=build_patched, extra=extra, spec_draft_n_max=4, flash_attn="off", **FLAGS
         ) as server:
             client = server.client()
             texts = [client.complete(p, n_predict=32, temperature=0.0, ignore_eos=True).text for p in prompts]

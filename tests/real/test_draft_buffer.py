@@ -6,6 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,16 @@ def _ask(
     extra: tuple[str, ...] = (),
     **options,
 ) -> Said:
-    flags = {"parallel": slots, "ctx_size": 1024 * slots, "threads": 1, "spec_draft_n_max": 4, "cache_ram": 0}
+    flags: dict[str, Any] = {
+        "parallel": slots,
+        "ctx_size": 1024 * slots,
+        "threads": 1,
+        "spec_draft_n_max": 4,
+        "cache_ram": 0,
+    }
+    if build.patches:  # as the unpatched engine drafts: always, greedily
+        flags["spec_draft_adaptive"] = False
+        extra = (*extra, "--spec-draft-sampling", "greedy")
     request = {"n_predict": 40, "cache_prompt": False, **options}
     with LlamaServer(target, drafter, build=build, extra=extra, **flags) as server:
         client = server.client()

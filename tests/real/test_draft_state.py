@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -86,12 +87,11 @@ class Served:
 
     def ask_all(self, prompt: list[int], **options: Any) -> list[Answer]:
         """The answers of the slots that worked on this; without drafts where nothing is traced."""
-        seen = self._events()
+        seen = self.trace.stat().st_size if self.trace.exists() else 0
         body = {"n_predict": 24, "temperature": 0.0, "ignore_eos": True, "return_tokens": True, **options}
         found = self.post("/completion", prompt=prompt, **body)
         answers = found if isinstance(found, list) else [found]
-        events = [json.loads(line) for line in self._events()[len(seen) :]]
-        drafts = [event for event in events if event["event"] == "draft"]
+        drafts = [event for event in self._events(seen) if event["event"] == "draft"]
         return [
             Answer(
                 answer["tokens"],
@@ -113,8 +113,12 @@ class Served:
         """Slot 0 from a file."""
         self.post("/slots/0?action=restore", filename=name)
 
-    def _events(self) -> list[str]:
-        return self.trace.read_text(encoding="utf-8").splitlines() if self.trace.exists() else []
+    def _events(self, start: int) -> list[dict[str, Any]]:
+        if not self.trace.exists():
+            return []
+        with self.trace.open("rb") as file:
+            file.seek(start)
+            return [json.loads(line) for line in file]
 
 
 @dataclass
@@ -151,6 +155,12 @@ def tiny(build: Build, folder: Path, config: dict[str, Any], extra: tuple[str, .
     return Pair(build, folder, target, drafter, extra)
 
 
+@pytest.fixture(scope="module")
+def pair_of(build_patched: Build, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """The pair of a name, made once."""
+    return cache(lambda name: tiny(build_patched, tmp_path_factory.mktemp("a pair"), *DRAFTERS[name]))
+
+
 @dataclass
 class Trio:
     """The server under test, one whose slot is emptied before each prompt, and one without a drafter."""
@@ -178,14 +188,8 @@ def plain(build_patched: Build, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture(scope="module", params=DRAFTERS)
-def trio(
-    request: pytest.FixtureRequest,
-    plain: Served,
-    build_patched: Build,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Trio]:
-    config, extra = DRAFTERS[request.param]
-    pair = tiny(build_patched, tmp_path_factory.mktemp("a pair"), config, extra)
+def trio(request: pytest.FixtureRequest, plain: Served, pair_of: Callable[[str], Pair]) -> Iterator[Trio]:
+    pair = pair_of(request.param)
     with ExitStack() as stack:
         yield Trio(pair, pair.serve(stack), pair.serve(stack, cache_ram=0), plain)
 
@@ -310,10 +314,9 @@ def test_a_saved_slot_goes_on_in_another_server(trio: Trio) -> None:
     assert not list(trio.pair.folder.glob("*.tmp"))
 
 
-def test_reading_again_can_be_turned_off(build_patched: Build, plain: Served, tmp_path: Path) -> None:
+def test_reading_again_can_be_turned_off(plain: Served, pair_of: Callable[[str], Pair]) -> None:
     with ExitStack() as stack:
-        pair = tiny(build_patched, tmp_path, *DRAFTERS["v2, windowed"])
-        used = pair.serve(stack, "--no-spec-draft-reread")
+        used = pair_of("v2, windowed").serve(stack, "--no-spec-draft-reread")
         prompt = back_by_more_than_the_window(used)
         answer = used.ask(prompt)
         assert answer.read == 10
@@ -322,12 +325,10 @@ def test_reading_again_can_be_turned_off(build_patched: Build, plain: Served, tm
 
 
 def test_the_draft_cache_of_another_drafter_is_not_used(
-    build_patched: Build, plain: Served, tmp_path: Path
+    build_patched: Build, plain: Served, tmp_path: Path, pair_of: Callable[[str], Pair]
 ) -> None:
     """The other one's cache has the same shape."""
-    (tmp_path / "other").mkdir()
-    one = tiny(build_patched, tmp_path, t1_v2())
-    other = tiny(build_patched, tmp_path / "other", t1_v2(rms_norm_eps=1e-5))
+    one, other = pair_of("v2"), tiny(build_patched, tmp_path, t1_v2(rms_norm_eps=1e-5))
     with ExitStack() as stack:
         first = one.serve(stack)
         prompt = PROMPT + first.ask(PROMPT).tokens
@@ -341,9 +342,9 @@ def test_the_draft_cache_of_another_drafter_is_not_used(
 
 @pytest.mark.parametrize("name", ["v2", "v2, windowed"])
 def test_slots_in_turn_and_copies_of_a_slot_draft_as_one(
-    name: str, build_patched: Build, plain: Served, tmp_path: Path
+    name: str, plain: Served, pair_of: Callable[[str], Pair]
 ) -> None:
-    pair = tiny(build_patched, tmp_path, *DRAFTERS[name])
+    pair = pair_of(name)
     with ExitStack() as stack:
         used = pair.serve(stack, parallel=3, ctx_size=3072)
         trio = Trio(pair, used, used, plain)
@@ -360,10 +361,10 @@ def test_slots_in_turn_and_copies_of_a_slot_draft_as_one(
 
 
 @pytest.mark.parametrize("name", ["v2", "v2, windowed", "v1, one layer windowed"])
-def test_a_context_shift_moves_the_draft_cache_along(name: str, build_patched: Build, tmp_path: Path) -> None:
+def test_a_context_shift_moves_the_draft_cache_along(name: str, pair_of: Callable[[str], Pair]) -> None:
     """The target's own rows stay those of the longer context, so a fresh context is no measure here: what is
     drafted is what a drafter that is given every row at once drafts, at the positions where it is said."""
-    pair = tiny(build_patched, tmp_path, *DRAFTERS[name])
+    pair = pair_of(name)
     flags: dict[str, Any] = {"ctx_size": 512, "context_shift": True, "cache_ram": 0}
     with ExitStack() as stack:
         lazy, eager, alone = (
@@ -435,10 +436,12 @@ def test_a_real_conversation_drafts_on_as_a_fresh_one(real: Trio) -> None:
     assert real.same(prompt, used.ask(prompt))
 
 
-def test_a_target_that_cannot_go_back_takes_its_drafter_along(build_patched: Build, tmp_path: Path) -> None:
+def test_a_target_that_cannot_go_back_takes_its_drafter_along(
+    tmp_path: Path, pair_of: Callable[[str], Pair]
+) -> None:
     """It goes back to a checkpoint, of which the windowed part of the draft cache is a part."""
-    pair = tiny(build_patched, tmp_path, *DRAFTERS["v1, one layer windowed"])
-    pair.target = write_hybrid_target(tmp_path / "hybrid.gguf", heads=4, hidden=256, vocab=512)
+    target = write_hybrid_target(tmp_path / "hybrid.gguf", heads=4, hidden=256, vocab=512)
+    pair = replace(pair_of("v1, one layer windowed"), target=target, folder=tmp_path)
     with ExitStack() as stack:
         used, fresh = pair.serve(stack), pair.serve(stack, cache_ram=0)
         trio = Trio(pair, used, fresh, pair.serve(stack, drafter=False, cache_ram=0))

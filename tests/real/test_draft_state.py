@@ -413,7 +413,7 @@ def test_no_draft_goes_past_the_budget(count: int, real: Trio) -> None:
     assert all(position + 1 + len(tokens) < end for position, _, tokens in answer.drafts)
 
 
-@pytest.mark.parametrize("length", range(232, 237))
+@pytest.mark.parametrize("length", [233, 236])
 def test_no_draft_goes_past_the_context(length: int, real: Trio) -> None:
     """And what was accepted there is said."""
     prompt = (real_prompt(real.used, "code") * 9)[:length]
@@ -427,11 +427,11 @@ def test_a_real_conversation_drafts_on_as_a_fresh_one(real: Trio) -> None:
     """Here drafts are accepted, so the caches also hold what was drafted."""
     used = real.used
     code, explain = real_prompt(used, "code"), real_prompt(used, "explain")
-    first = used.ask(code, n_predict=60)
-    assert len(first.drafts) < 50  # some were accepted
+    first = used.ask(code, n_predict=40)
+    assert len(first.drafts) < 33  # some were accepted
     prompt = code + first.tokens[:-10]
     used.save("code")
-    used.ask(explain, n_predict=40)
+    used.ask(explain, n_predict=8)
     used.restore("code")
     assert real.same(prompt, used.ask(prompt))
 

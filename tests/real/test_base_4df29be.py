@@ -16,6 +16,7 @@ import pytest
 from dflashcpp import LlamaServer, pairs
 from dflashcpp.conversion import convert
 from dflashcpp.llamacpp import Build
+from tests.real import test_draft_state as state
 from tests.real import test_sampled_drafts as sampled
 from tests.real import test_three_witnesses as witnesses
 from tests.support.acceptance import CHECKPOINT, held_out
@@ -58,6 +59,8 @@ def run(build: Build, *arguments: str | Path) -> str:
 def at_once(build: Build, target: Path, drafter: Path | None, prompts: list[list[int]]) -> list[Any]:
     """Greedy answers to the prompts, each in a slot of its own."""
     flags: dict[str, Any] = {"threads": 1, "ctx_size": 256 * len(prompts), "parallel": len(prompts)}
+    if drafter:
+        flags["spec_draft_adaptive"] = False
     request: dict[str, Any] = {"n_predict": 32, "temperature": 0.0, "ignore_eos": True}
     with LlamaServer(target, drafter, build=build, **flags) as server:
         client = server.client()
@@ -115,20 +118,38 @@ def servers(tmp_path_factory: pytest.TempPathFactory, build_4df29be: Build) -> I
         yield sampled.Servers(tmp_path_factory.mktemp("sampled drafts"), build_4df29be, stack)
 
 
-@pytest.mark.parametrize(("name", "setting"), [("v1", "plain"), ("v2", "top-p"), ("replaying", "plain")])
+@pytest.mark.parametrize(("name", "setting"), [("v1", "plain"), ("v2", "top-p"), ("adaptive", "plain")])
 def test_sampled_text_is_distributed_as_without_a_drafter(
     servers: sampled.Servers, name: str, setting: str
 ) -> None:
-    alone = "replaying alone" if name == "replaying" else "alone"
     drafted = servers.answers(name, setting)
-    assert sampled.total(drafted, "draft_n_accepted") > 20
-    assert sampled.worst(servers.answers(alone, setting), drafted) < sampled.LIMIT
+    assert name == "adaptive" or sampled.total(drafted, "draft_n_accepted") > 20
+    assert sampled.worst(servers.answers("alone", setting), drafted) < sampled.LIMIT
 
 
 def test_the_same_seed_gives_the_same_text(servers: sampled.Servers) -> None:
     options = {**sampled.BASE, "n_predict": 40, "ignore_eos": True}
     one, two = (sampled.ask(servers.url("v2"), range(20), options) for _ in range(2))
     assert [answer["tokens"] for answer in one] == [answer["tokens"] for answer in two]
+
+
+@pytest.fixture(scope="module")
+def trio(build_4df29be: Build, tmp_path_factory: pytest.TempPathFactory) -> Iterator[state.Trio]:
+    """The small real pair on three servers, as in test_draft_state.py."""
+    target = pairs.ensure_target(pairs.load_pair())
+    drafter = pairs.ensure_drafter(pairs.load_pair(), target=target)
+    pair = state.Pair(build_4df29be, tmp_path_factory.mktemp("real"), target, drafter)
+    with ExitStack() as stack:
+        used, fresh = pair.serve(stack, ctx_size=256), pair.serve(stack, ctx_size=256, cache_ram=0)
+        yield state.Trio(pair, used, fresh, pair.serve(stack, drafter=False, ctx_size=256, cache_ram=0))
+
+
+def test_a_restored_slot_drafts_on_as_a_fresh_one(trio: state.Trio) -> None:
+    state.test_a_real_conversation_drafts_on_as_a_fresh_one(trio)
+
+
+def test_no_draft_goes_past_the_context(trio: state.Trio) -> None:
+    state.test_no_draft_goes_past_the_context(234, trio)
 
 
 def test_a_drafter_of_another_hidden_size_is_refused_by_name(

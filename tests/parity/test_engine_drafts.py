@@ -22,18 +22,12 @@ from dflashcpp.reference.model import ReferenceDrafter
 from dflashcpp.reference.vocabulary import BorrowedVocabulary, with_own
 from dflashcpp.reference.weights import GgufWeights
 from tests.support.acceptance import CHECKPOINT, held_out
-from tests.support.checkpoints import t1, t1_v2, write_checkpoint, write_target
+from tests.support.checkpoints import SLIDING, t1, t1_v2, write_checkpoint, write_target
 from tests.support.gguf_edit import rewrite
 from tests.support.trace import Replayed, read_trace, replay
 
 pytestmark = [pytest.mark.parity, pytest.mark.real, pytest.mark.slow]
 
-SLIDING = {
-    "layer_types": ["sliding_attention"] * 2,
-    "use_sliding_window": True,
-    "sliding_window": 40,
-    "is_causal": False,
-}
 MIXED = {**SLIDING, "layer_types": ["sliding_attention", "full_attention"]}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
 LLAMA3 = {

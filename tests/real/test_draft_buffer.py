@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from dflashcpp import knowledge
-from dflashcpp.conversion import convert
 from dflashcpp.llamacpp import Build
 from dflashcpp.pairs import ensure_target, load_pair
 from dflashcpp.server import LlamaServer
 from tests.support.engine_memory import reserved
-from tests.support.first_version import strip_second_version
+from tests.support.first_version import both_versions
 from tests.support.sparse_models import MUSE, TINY, Shape, write_drafter, write_target
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -42,13 +41,7 @@ def target() -> Path:
 @pytest.fixture(scope="module")
 def drafters(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """The small real drafter as it is (2), and without what DFlash-2 adds (1)."""
-    folder = tmp_path_factory.mktemp("drafters")
-    second = knowledge.folder("models") / "smollm2-135m-dflash2"
-    sources = {2: second, 1: strip_second_version(second, folder / "v1")}
-    return {
-        version: convert(source, target=target, type="Q8_0", output=folder / f"v{version}.gguf").file
-        for version, source in sources.items()
-    }
+    return both_versions(target, tmp_path_factory.mktemp("drafters"))
 
 
 @pytest.fixture(scope="module")

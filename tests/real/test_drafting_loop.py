@@ -15,17 +15,10 @@ from dflashcpp import LlamaServer, pairs
 from dflashcpp.conversion import convert
 from dflashcpp.llamacpp import Build
 from tests.support.acceptance import held_out
-from tests.support.checkpoints import t1, t1_v2, write_checkpoint, write_target
+from tests.support.checkpoints import SLIDING, WINDOW, t1, t1_v2, write_checkpoint, write_target
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
-WINDOW = 40
-SLIDING = {
-    "layer_types": ["sliding_attention"] * 2,
-    "use_sliding_window": True,
-    "sliding_window": WINDOW,
-    "is_causal": False,
-}
 DRAFTERS = {
     "v1, windowed": t1(**SLIDING),
     "v2, windowed": t1_v2(**SLIDING),

@@ -22,7 +22,7 @@ from dflashcpp.pairs import ensure_target, load_pair
 from dflashcpp.server import LlamaServer
 from tests.support.checkpoints import t1_v2, write_checkpoint, write_target
 from tests.support.engine_memory import reserved
-from tests.support.first_version import strip_second_version
+from tests.support.first_version import both_versions
 from tests.support.gguf_faults import faulty
 from tests.support.sparse_models import MUSE, TINY, write_drafter
 from tests.support.sparse_models import write_target as write_sparse_target
@@ -145,13 +145,7 @@ def target() -> Path:
 @pytest.fixture(scope="module")
 def drafters(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """The small real drafter as it is (2), and without what DFlash-2 adds (1)."""
-    folder = tmp_path_factory.mktemp("drafters")
-    second = knowledge.folder("models") / "smollm2-135m-dflash2"
-    sources = {2: second, 1: strip_second_version(second, folder / "v1")}
-    return {
-        version: convert(source, target=target, type="Q8_0", output=folder / f"v{version}.gguf").file
-        for version, source in sources.items()
-    }
+    return both_versions(target, tmp_path_factory.mktemp("drafters"))
 
 
 @pytest.fixture(scope="module")

@@ -137,6 +137,16 @@ def t1_v2(**edits: Any) -> dict[str, Any]:
     return edited(edited(edited(T1, block_size=...), **VERSION2), **edits)
 
 
+WINDOW = 40
+# Settings for t1() and t1_v2(): every layer sees WINDOW positions, in both directions inside the block.
+SLIDING: dict[str, Any] = {
+    "layer_types": ["sliding_attention"] * 2,
+    "use_sliding_window": True,
+    "sliding_window": WINDOW,
+    "is_causal": False,
+}
+
+
 def sizes(config: Mapping[str, Any]) -> dict[str, int]:
     """The dimensions of `convert/tensors.toml` that a z-lab config stands for."""
     draft = config.get("dflash_config", {})

@@ -6,8 +6,21 @@ import json
 import struct
 from pathlib import Path
 
+from dflashcpp import knowledge
+from dflashcpp.conversion import convert
+
 _ADDED = ("_conv.", "candidate_selector.")
 _KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+
+
+def both_versions(target: Path, folder: Path) -> dict[int, Path]:
+    """GGUFs in Q8_0 of the small real drafter as it is (2), and without what DFlash-2 adds (1)."""
+    second = knowledge.folder("models") / "smollm2-135m-dflash2"
+    sources = {2: second, 1: strip_second_version(second, folder / "v1")}
+    return {
+        version: convert(source, target=target, type="Q8_0", output=folder / f"v{version}.gguf").file
+        for version, source in sources.items()
+    }
 
 
 def strip_second_version(source: Path, folder: Path) -> Path:

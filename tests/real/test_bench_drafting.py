@@ -30,7 +30,9 @@ def test_a_short_run_measures_and_compares_real_servers(
     made = {row["column"]: row for row in found["samples"] if row["part"] == "generation"}
     assert set(made) == {BASE, "pristine 2", ALL}
     assert made[BASE]["drafted"] == 0 and made[BASE]["verify_steps"] == 0
-    assert all(made[name]["drafted"] > 0 and made[name]["verify_steps"] > 0 for name in ("pristine 2", ALL))
+    assert made["pristine 2"]["drafted"] > 0 and made["pristine 2"]["verify_steps"] > 0
+    # adaptive: drafting may not pay here
+    assert (made[ALL]["drafted"] > 0) == (made[ALL]["verify_steps"] > 0)
     assert {row["column"]: row["amount"] for row in found["samples"] if row["part"] == "call"}[ALL] > 0
     assert {row["word"] for row in found["verdicts"]} <= {"identical", "tie", "unsteady"}
     assert found["machine"]["builds"]["ours"].endswith(build_patched.digest)

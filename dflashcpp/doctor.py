@@ -230,6 +230,10 @@ def _drafting(client: Client) -> str | Check:
     if timings is None or not timings.drafted:
         if attached is False:
             return Check("drafting", SKIP, "no drafter is attached")
+        if timings is not None and timings.steps_of_length:
+            return Check(
+                "drafting", SKIP, "a drafter is attached and rests: drafting does not pay at the moment"
+            )
         return Check(
             "drafting", FAIL, "a drafter is attached but drafted nothing", "look at --spec-draft-p-min"
         )

@@ -318,7 +318,7 @@ class RemoteServer:
             client, nonce, self.log, ended=self.failure, stall=self._stall, progress=self._progress
         )
         if self.launch.draft is not None:
-            self.proof = readiness.prove_drafting(client, self.failure)
+            self.proof = readiness.prove_drafting(client, self.failure, may_rest=self.adopted)
         self._account()
 
     def _account(self) -> None:

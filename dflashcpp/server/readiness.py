@@ -129,8 +129,13 @@ def _check_model(client: Client, ended: Callable[[], DflashError | None]) -> Non
         )
 
 
-def prove_drafting(client: Client, ended: Callable[[], DflashError | None]) -> Proof:
-    """Generate until a draft was made. Raises DflashError when no drafter is attached or none drafts."""
+def prove_drafting(
+    client: Client, ended: Callable[[], DflashError | None], *, may_rest: bool = False
+) -> Proof:
+    """Generate until a draft was made. Raises DflashError when no drafter is attached or none drafts.
+
+    `may_rest`: the server has been at work, so an adaptive length may have found that drafting does not pay.
+    """
     attached = client.speculative()
     if attached is False:
         raise DflashError(
@@ -147,7 +152,9 @@ def prove_drafting(client: Client, ended: Callable[[], DflashError | None]) -> P
             drafted += answer.timings.drafted
             accepted += answer.timings.accepted or 0
             break
-    if not drafted:
+        if may_rest and answer.timings is not None and answer.timings.steps_of_length:
+            break
+    else:
         raise DflashError(
             "the drafter is loaded but made no draft",
             hint="--spec-draft-p-min and --spec-draft-n-min can suppress every draft: leave them out",

@@ -146,6 +146,14 @@ def test_a_drafter_that_drafts_nothing_fails_and_none_at_all_is_skipped() -> Non
         assert served(script)["drafting"].state == state
 
 
+def test_a_drafter_that_rests_because_drafting_does_not_pay_is_no_failure() -> None:
+    bare = {key: value for key, value in TIMINGS.items() if not key.startswith("draft")}
+    resting = {**bare, "draft_n": 0, "draft_n_accepted": 0, "draft_n_steps_per_len": [23]}
+    script = Script(json=PROPS, slots=[{"speculative": True}], chat=lambda body: chat_steps("x", resting))
+    found = served(script)["drafting"]
+    assert found.state == "skip" and "rests" in found.text
+
+
 def test_a_second_request_that_breaks_the_server_is_found() -> None:
     count = {"n": 0}
 

@@ -32,7 +32,8 @@ def convert(
     head: Annotated[
         str | None,
         typer.Option(
-            metavar="TYPE", help="Store the target's head too, in this type: drafting reads the smaller one."
+            metavar="TYPE",
+            help="Store the target's head too, in this type: drafts read that one; memory grows by it.",
         ),
     ] = None,
     pure: Annotated[bool, typer.Option("--pure", help="The type's own type for every matrix.")] = False,

@@ -22,21 +22,13 @@ from dflashcpp.reference.model import ReferenceDrafter
 from dflashcpp.reference.vocabulary import BorrowedVocabulary, with_own
 from dflashcpp.reference.weights import GgufWeights
 from tests.support.acceptance import CHECKPOINT, held_out
-from tests.support.checkpoints import SLIDING, t1, t1_v2, write_checkpoint, write_target
+from tests.support.checkpoints import LLAMA3, SLIDING, YARN, t1, t1_v2, write_checkpoint, write_target
 from tests.support.gguf_edit import rewrite
 from tests.support.trace import Replayed, read_trace, replay
 
 pytestmark = [pytest.mark.parity, pytest.mark.real, pytest.mark.slow]
 
 MIXED = {**SLIDING, "layer_types": ["sliding_attention", "full_attention"]}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "original_max_position_embeddings": 512,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-}
 ROPE = {"yarn": YARN, "llama3": LLAMA3, "linear": {"rope_type": "linear", "factor": 4.0}}
 
 CASES: dict[str, dict[str, Any]] = {

@@ -24,6 +24,8 @@ from dflashcpp.reference.vocabulary import BorrowedVocabulary, with_own
 from dflashcpp.reference.weights import GgufWeights
 from tests.support.acceptance import CHECKPOINT, held_out
 from tests.support.checkpoints import (
+    LLAMA3,
+    YARN,
     array_entry,
     edited,
     random_entries,
@@ -43,14 +45,6 @@ FIRST_SLIDES = {
     "sliding_window": 40,
 }
 SLIDING = {**FIRST_SLIDES, "layer_types": ["sliding_attention"] * 2, "is_causal": False}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "original_max_position_embeddings": 512,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-}
 TRANSFORMED = {"output_multiplier": 0.5, "final_logit_softcapping": 4.0}
 
 CASES: dict[str, dict[str, Any]] = {

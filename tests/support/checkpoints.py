@@ -137,6 +137,16 @@ def t1_v2(**edits: Any) -> dict[str, Any]:
     return edited(edited(edited(T1, block_size=...), **VERSION2), **edits)
 
 
+# Values of rope_scaling.
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 512,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+
 WINDOW = 40
 # Settings for t1() and t1_v2(): every layer sees WINDOW positions, in both directions inside the block.
 SLIDING: dict[str, Any] = {

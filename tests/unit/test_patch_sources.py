@@ -12,17 +12,26 @@ from dflashcpp import knowledge
 
 SOURCES = knowledge.folder("patches") / "src"
 TESTS = sorted(path.name for path in (SOURCES / "tests").glob("*-test.cpp"))
+PORTABLE = [(name, ()) for name in TESTS]
+# what the build on this machine takes (GGML_NATIVE), where the code has a branch for an instruction set
+NATIVE = [
+    (name, ("-march=native",))
+    for name in TESTS
+    if "#if defined(__AVX" in (SOURCES / f"{name.removesuffix('-test.cpp')}.h").read_text(encoding="utf-8")
+]
 STRICT = ("-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
-@pytest.mark.parametrize("name", TESTS)
-def test_the_sources_pass_their_own_tests_under_sanitizers(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "machine"), PORTABLE + NATIVE)
+def test_the_sources_pass_their_own_tests_under_sanitizers(
+    name: str, machine: tuple[str, ...], tmp_path: Path
+) -> None:
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler")
     program = tmp_path / "test"
-    command = [compiler, *STRICT, *SANITIZED, "-o", program, SOURCES / "tests" / name]
+    command = [compiler, *STRICT, *SANITIZED, *machine, "-o", program, SOURCES / "tests" / name]
     compiled = subprocess.run(command, capture_output=True, text=True)
     assert compiled.returncode == 0, compiled.stderr
     ran = subprocess.run([program, tmp_path], capture_output=True, text=True)

@@ -1,6 +1,6 @@
 // Products of a BF16 matrix with few rows of activations, for ggml's matrix multiplication on the CPU.
 //
-// Verifying a draft, or drafting a block, multiplies every matrix of a model with 2 to 8 rows, and that takes
+// Verifying drafts, or drafting blocks, multiplies every matrix of a model with a few rows, and that takes
 // as long as reading the matrix if the memory is kept busy. Upstream multiplies tiles of four matrix rows; it
 // reads four places of memory by turns, and where rows are short the processor does not see what is needed
 // next. Here the next tile, which lies behind this one, is fetched in the order it lies there meanwhile.
@@ -35,7 +35,8 @@ struct few_rows {
     int64_t           width; // of a row
 };
 
-constexpr int64_t few_rows_most  = 8;
+constexpr int64_t few_rows_most  = 16;
+constexpr int64_t few_rows_group = 8;    // activation rows that are multiplied at once
 constexpr int64_t few_rows_lanes = 32;   // numbers that are multiplied at once
 constexpr int64_t few_rows_width = 2048; // longer rows are fetched ahead well enough without help
 constexpr int64_t few_rows_tile  = 4;    // matrix rows
@@ -121,33 +122,43 @@ void multiply(const few_rows & p, int64_t i, const bf16_bits * next) {
     }
 }
 
-template <int N>
-void multiply_range(const few_rows & p, int64_t begin, int64_t end) {
-    constexpr int64_t tile = few_rows_tile;
-    int64_t i = begin;
-    for (; i + tile <= end; i += tile) {
-        const int64_t next = i + 2 * tile <= p.n_matrix ? i + tile : i;
-        multiply<tile, N>(p, i, p.matrix + next * p.matrix_stride);
+// The same for any number of activations up to few_rows_group, from number `first` on.
+template <int M>
+void multiply_group(few_rows p, int64_t first, int64_t n, int64_t i, const bf16_bits * next) {
+    p.activations += first * p.activation_stride;
+    p.out         += first * p.out_stride;
+    switch (n) {
+        case 1: return multiply<M, 1>(p, i, next);
+        case 2: return multiply<M, 2>(p, i, next);
+        case 3: return multiply<M, 3>(p, i, next);
+        case 4: return multiply<M, 4>(p, i, next);
+        case 5: return multiply<M, 5>(p, i, next);
+        case 6: return multiply<M, 6>(p, i, next);
+        case 7: return multiply<M, 7>(p, i, next);
+        case 8: return multiply<M, 8>(p, i, next);
     }
-    for (; i < end; ++i) {
-        multiply<1, N>(p, i, p.matrix + i * p.matrix_stride);
+}
+
+template <int M>
+void multiply_tile(const few_rows & p, int64_t i, int64_t next) {
+    const int64_t half = (p.n_activations + 1) / 2;
+    const int64_t n    = p.n_activations <= few_rows_group ? p.n_activations : half;
+    for (int64_t first = 0; first < p.n_activations; first += n) {
+        multiply_group<M>(p, first, std::min(n, p.n_activations - first), i, p.matrix + next * p.matrix_stride);
     }
 }
 
 } // namespace few_rows_detail
 
-// Rows [begin, end) of the matrix. Width a multiple of few_rows_lanes, at most few_rows_most activation rows.
+// Rows [begin, end) of the matrix. Width a multiple of few_rows_lanes, at most few_rows_most activations.
 inline void few_rows_multiply(const few_rows & p, int64_t begin, int64_t end) {
-    using namespace few_rows_detail;
-    switch (p.n_activations) {
-        case 1: return multiply_range<1>(p, begin, end);
-        case 2: return multiply_range<2>(p, begin, end);
-        case 3: return multiply_range<3>(p, begin, end);
-        case 4: return multiply_range<4>(p, begin, end);
-        case 5: return multiply_range<5>(p, begin, end);
-        case 6: return multiply_range<6>(p, begin, end);
-        case 7: return multiply_range<7>(p, begin, end);
-        case 8: return multiply_range<8>(p, begin, end);
+    constexpr int64_t tile = few_rows_tile;
+    int64_t i = begin;
+    for (; i + tile <= end; i += tile) {
+        few_rows_detail::multiply_tile<tile>(p, i, i + 2 * tile <= p.n_matrix ? i + tile : i);
+    }
+    for (; i < end; ++i) {
+        few_rows_detail::multiply_tile<1>(p, i, i);
     }
 }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,15 @@ ALL = "all features"
 
 @dataclass(frozen=True)
 class Feature:
-    """One thing that can be turned on and off: by flags, by its name in DFLASHCPP_OFF, or both."""
+    """One thing that can be turned on and off: by flags, by its name in DFLASHCPP_OFF, by the type of the
+    head in the drafter's own file (`convert --head`), or several of them.
+    """
 
     name: str
     on: tuple[str, ...] = ()
     off: tuple[str, ...] = ()
     env: str | None = None
+    head: str = ""
     patch: str | None = None
     temperatures: tuple[float, ...] | None = None
     changes_length: bool = False
@@ -58,13 +61,16 @@ class Table:
 
 @dataclass(frozen=True)
 class Column:
-    """One setting of one build. n_max None: no drafter is loaded at all. Ours: the build has our patches."""
+    """One setting of one build. n_max None: no drafter is loaded at all. Ours: the build has our patches.
+    head: type of a head in the drafter's file; empty: it uses the target's.
+    """
 
     name: str
     ours: bool
     n_max: int | None
     flags: tuple[str, ...] = ()
     off: tuple[str, ...] = ()
+    head: str = ""
     temperatures: tuple[float, ...] | None = field(default=None)
 
     def measured_at(self, temperature: float) -> bool:
@@ -110,36 +116,38 @@ def _has_patch(build: Build, name: str) -> bool:
     return not names or name in names
 
 
-def switched(
-    features: Sequence[Feature], on: Callable[[Feature], bool]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Flags, and names for DFLASHCPP_OFF, that turn on what `on` holds of and all others off."""
+def with_features(
+    name: str, features: Sequence[Feature], on: Callable[[Feature], bool], n_max: int
+) -> Column:
+    """A column of ours: what `on` holds of turned on, all others off."""
     flags = tuple(word for feature in features for word in (feature.on if on(feature) else feature.off))
     off = tuple(feature.env for feature in features if feature.env and not on(feature))
-    return flags, off
+    head = next((feature.head for feature in features if feature.head and on(feature)), "")
+    return Column(name, True, n_max, flags, off, head)
 
 
 def make(table: Table, features: Sequence[Feature], n_max: int) -> list[Column]:
     """Every column for these features, in the order they are shown."""
     columns = [Column(BASE, False, None), Column(CONTROL, True, None)]
     columns += [Column(fixed(length), False, length) for length in sorted({*table.lengths, n_max})]
-    columns.append(Column(OFF, True, n_max, *switched(features, lambda _: False)))
+    columns.append(with_features(OFF, features, lambda _: False, n_max))
     for one in features:
-        chosen = switched(features, one.__eq__)
-        columns.append(Column(f"only {one.name}", True, n_max, *chosen, one.temperatures))
+        alone = with_features(f"only {one.name}", features, one.__eq__, n_max)
+        columns.append(replace(alone, temperatures=one.temperatures))
     columns.append(all_features(features, n_max))
     return columns
 
 
 def all_features(features: Sequence[Feature], n_max: int) -> Column:
     """Ours as it is meant to be used."""
-    return Column(ALL, True, n_max, *switched(features, lambda feature: not feature.trial))
+    return with_features(ALL, features, lambda feature: not feature.trial, n_max)
 
 
 def fixed_rows(features: Sequence[Feature], rows: int) -> Column:
     """Ours with every feature but those that change how many rows are drafted: anchor and rows - 1 masks."""
-    steady = switched(features, lambda feature: not (feature.changes_length or feature.trial))
-    return Column(ALL, True, rows - 1, *steady)
+    return with_features(
+        ALL, features, lambda feature: not (feature.changes_length or feature.trial), rows - 1
+    )
 
 
 def fixed(length: int) -> str:

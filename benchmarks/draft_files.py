@@ -76,3 +76,11 @@ def windowed_drafter(pair: pairs.Pair, target: Path, folder: Path, progress: Pro
     type_ = pair.drafter.type or "Q8_0"
     place = folder / f"windowed-{type_}.gguf"
     return convert(source, target=target, type=type_, output=place, progress=progress).file
+
+
+def drafter_with_head(pair: pairs.Pair, target: Path, head: str, folder: Path, progress: Progress) -> Path:
+    """The pair's drafter with a head of its own, quantised to `head` (`convert --head`)."""
+    weights = pairs.ensure_source(pair, progress).parent
+    type_ = pair.drafter.type or "Q8_0"
+    place = folder / f"head-{head}-{type_}.gguf"
+    return convert(weights, target=target, type=type_, head=head, output=place, progress=progress).file

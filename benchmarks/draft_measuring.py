@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,7 +35,9 @@ _STATISTICS = re.compile(
 
 @dataclass(frozen=True)
 class Setup:
-    """What is measured with: files, builds by name (pristine, ours), threads, a folder for logs."""
+    """What is measured with: files, builds by name (pristine, ours), threads, a folder for logs. heads: the
+    same drafter with a head of its own, by the head's type.
+    """
 
     target: Path
     drafter: Path
@@ -43,6 +45,7 @@ class Setup:
     threads: int
     scratch: Path
     context: int = CONTEXT
+    heads: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,8 @@ def serving(
     setup: Setup, column: Column, *, slots: int = 1, drafter: Path | None = None
 ) -> Iterator[LlamaServer]:
     """A server for this column, warmed up. Without a drafter it is asserted that none is loaded."""
-    draft = None if column.n_max is None else (drafter or setup.drafter)
+    usual = setup.heads[column.head] if column.head else setup.drafter
+    draft = None if column.n_max is None else (drafter or usual)
     flags: dict[str, Any] = {"parallel": slots, "ctx_size": setup.context * slots, "threads": setup.threads}
     flags |= {"spec_draft_n_max": column.n_max, "cache_ram": 0, "fit": "off"}
     log = setup.scratch / f"{column.name.replace(' ', '-')}.log"

@@ -113,7 +113,7 @@ def _measured(given: argparse.Namespace, output: Output) -> Results:
     if results.machine["load_before"] > machine.BUSY_LOAD:
         output.warning(f"the load is {results.machine['load_before']}: ratios mean little")
     with tempfile.TemporaryDirectory(prefix="drafting-") as scratch:
-        setup, windowed = _files(builds, given.threads, Path(scratch), output)
+        setup, windowed = _files(builds, given.threads, Path(scratch), plan.features, output)
         results.machine["models"] = f"{setup.target.name}, {setup.drafter.name}"
         _run(plan, setup, windowed, results, given.save, output)
     return results
@@ -138,7 +138,11 @@ def _build(given: Path | None, compile_: bool, patched: bool, output: Output) ->
 
 
 def _files(
-    builds: dict[str, llamacpp.Build], threads: int, scratch: Path, output: Output
+    builds: dict[str, llamacpp.Build],
+    threads: int,
+    scratch: Path,
+    features: Sequence[Feature],
+    output: Output,
 ) -> tuple[Setup, Path]:
     progress = output.progress()
     pair = pairs.load_pair()
@@ -146,7 +150,12 @@ def _files(
     target = draft_files.bf16_target(small, builds["pristine"], progress)
     drafter = pairs.ensure_drafter(pair, progress, target=small)
     windowed = draft_files.windowed_drafter(pair, small, scratch, progress)
-    return Setup(target, drafter, builds, threads, scratch), windowed
+    heads = {
+        one.head: draft_files.drafter_with_head(pair, small, one.head, scratch, progress)
+        for one in features
+        if one.head
+    }
+    return Setup(target, drafter, builds, threads, scratch, heads=heads), windowed
 
 
 def make_plan(given: argparse.Namespace, table: draft_columns.Table, features: Sequence[Feature]) -> Plan:

@@ -15,7 +15,8 @@ constexpr double forget_block  = 0.03; // ... of what tiers bring, for each bloc
 constexpr double trust_prior   = 2.0;
 constexpr double first_guess   = 0.6;  // acceptance before anything was seen
 constexpr int    first_length  = 3;
-constexpr double new_request   = 0.2;  // tokens that each request may stake anew
+constexpr double new_request   = 0.4;  // tokens that each request may stake anew,
+constexpr double most_begun    = 2.5;  // ... and all that is staked when it begins
 
 // a confidence strictly between 0 and 1, whatever was given
 double sane(float confidence) {
@@ -189,7 +190,7 @@ draft_length::draft_length(const draft_length_params & params, const draft_costs
 
 void draft_length::begin() {
     planned = drafted = 0;
-    bank    = std::min(limit(), bank + new_request);
+    bank    = std::min(most_begun, bank + new_request);
     history.soften(8.0);
 }
 

@@ -116,10 +116,10 @@ private:
 };
 
 struct draft_length_params {
-    int    n_max       = 4;    // ceiling, tokens
-    double probe_share = 0.01; // of the time, at most, spent on finding out whether drafting pays again
-    double stake       = 4.0;  // plain steps that drafting may lose before it is switched off
-    double hysteresis  = 0.01; // another length must promise this much more
+    int    n_max       = 4;     // ceiling, tokens
+    double probe_share = 0.006; // of the time, at most, spent on finding out whether drafting pays again
+    double stake       = 4.0;   // plain steps that drafting may lose before it is switched off
+    double hysteresis  = 0.01;  // another length must promise this much more
 };
 
 // What the other slots put into the same step.
@@ -142,7 +142,7 @@ class draft_length {
 public:
     draft_length(const draft_length_params & params, const draft_costs & costs);
 
-    // A new request: what it is about may have changed.
+    // A new request: what it is about may have changed, so little of what was earned is staked on it.
     void begin();
 
     // How many tokens to draft now, at most `ceiling` (what the request and the context have room for).

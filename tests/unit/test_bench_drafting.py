@@ -265,6 +265,14 @@ def test_a_trial_is_measured_alone_and_is_no_part_of_all() -> None:
     assert draft_columns.fixed_rows([trial], 4).flags == ("--block", "0")
 
 
+def test_a_head_of_its_own_is_another_file_of_the_drafter() -> None:
+    head = Feature("head Q4_0", head="Q4_0")
+    columns = by_name(draft_columns.make(TABLE, [ADAPTIVE, head], 4))
+    assert (columns[OFF].head, columns["only adaptive"].head) == ("", "")
+    assert (columns["only head Q4_0"].head, columns[ALL].head) == ("Q4_0", "Q4_0")
+    assert columns["only head Q4_0"].flags == ("--no-adaptive",)
+
+
 def test_selecting_keeps_the_baseline_and_refuses_a_name_that_is_none() -> None:
     columns = draft_columns.make(TABLE, TABLE.features, 4)
     assert [one.name for one in draft_columns.select(columns, ["pristine 4"])] == [BASE, "pristine 4"]
@@ -295,7 +303,7 @@ def test_the_shipped_table_is_whole() -> None:
     assert set(table.lengths) >= {1, 2, 3, 4, 7} and set(table.temperatures) == {0.0, 0.7, 1.0}
     assert len({one.name for one in table.features}) == len(table.features)
     for one in table.features:
-        assert (one.on and one.off) or one.env, f"{one.name} cannot be turned off"
+        assert (one.on and one.off) or one.env or one.head, f"{one.name} cannot be turned off"
 
 
 def test_the_switch_is_set_only_while_a_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:

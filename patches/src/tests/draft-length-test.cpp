@@ -243,6 +243,24 @@ static void what_was_learned_outlives_a_request() {
     CHECK(all.drafts < 0.08 * all.steps);
 }
 
+// Four requests of a text that drafts well, then four of 96 tokens that do not: what the first earned is not
+// spent on the second.
+static void another_request_may_be_about_something_else() {
+    const world::drafter good(code, n_max), bad(hopeless, n_max);
+    double with = 0.0, without = 0.0;
+    for (int seed = 1; seed <= 12; seed++) {
+        for (const int length : { world::server::adaptive, 0 }) {
+            world::server s(world::a4000, n_max, 1, length, seed);
+            for (int request = 0; request < 8; request++) {
+                s.begin();
+                const double us = s.run(request < 4 ? good : bad, 96).us;
+                (length == 0 ? without : with) += request < 4 ? 0.0 : us;
+            }
+        }
+    }
+    CHECK(without / with >= 0.98);
+}
+
 static void lengths_are_tiers_and_change_seldom() {
     const world::drafter good(code, 15);
     world::server s(world::a4000, 15, 1, world::server::adaptive, 3);
@@ -325,6 +343,7 @@ int main() {
     better_than_every_fixed_length_where_the_text_changes();
     probes_are_rare_and_find_the_way_back();
     what_was_learned_outlives_a_request();
+    another_request_may_be_about_something_else();
     lengths_are_tiers_and_change_seldom();
     a_slot_alone_drafts_more_than_one_among_many();
     other_rows_of_the_step_count();

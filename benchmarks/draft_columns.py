@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.draft_figures import BASE
 from dflashcpp.errors import UsageError
 from dflashcpp.llamacpp import Build
 from dflashcpp.server.flags import read_flags
@@ -18,7 +19,6 @@ from dflashcpp.server.flags import read_flags
 TABLE = Path(__file__).with_suffix("").with_name("drafting.toml")
 SWITCH = "DFLASHCPP_OFF"
 
-BASE = "no drafter"
 PRISTINE = "pristine "
 CONTROL = "no drafter, ours"
 OFF = "features off"

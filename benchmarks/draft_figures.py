@@ -1,7 +1,8 @@
 """The arithmetic of benchmarks/drafting.py: medians, ratios, mixes, goals. No server, no clock.
 
-Ratios are taken within a round, so that what slows the machine for a while slows both sides; the median
-over the rounds is what counts, lowest and highest are shown beside it. A mix is the geometric mean over
+Ratios are taken of what was measured by turns (`Sample.beside`), else within a round, so that what slows the
+machine for a while slows both sides; the median over the rounds is what counts, lowest and highest are shown
+beside it. A mix is the geometric mean over
 workloads of the ratio of each, so that every workload counts alike, however long its texts are; a
 workload of several kinds (the held-out prompts) is the geometric mean of them.
 """
@@ -10,9 +11,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+BASE = "no drafter"
 CODE = ("coding", "held-out/code")
 
 
@@ -23,6 +25,8 @@ class Sample:
     part: generation, reading, slots or call. kind: of workload. whole_seconds: with the reading of the
     prompts. verify_steps: None where the engine did not tell. foreign: share of the machine that other
     processes took meanwhile, 0 to 1. lengths[n]: steps in which n tokens were drafted, empty if not told.
+    beside, whole_beside: amount per second of no drafter, asked the same by turns with this column; 0: it
+    was not.
     """
 
     part: str
@@ -38,6 +42,8 @@ class Sample:
     verify_steps: int | None = None
     foreign: float = 0.0
     lengths: tuple[int, ...] = ()
+    beside: float = 0.0
+    whole_beside: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -145,9 +151,26 @@ class Figures:
 
     def _ratios(self, column: str, base: str, temperature: float, kind: str, whole: bool) -> dict[int, float]:
         ours, theirs = (self._rounds(name, temperature, kind) for name in (column, base))
-        rate: Callable[[list[Sample]], float] = _whole if whole else _total
-        pairs = {turn: (rate(ours[turn]), rate(theirs[turn])) for turn in ours if turn in theirs}
-        return {turn: one / other for turn, (one, other) in pairs.items() if one > 0 and other > 0}
+        found = {}
+        for turn, samples in ours.items():
+            one = _by_turns(samples, whole)
+            if one is not None and base == BASE and column != BASE:
+                found[turn] = one
+            elif turn in theirs:
+                other = _by_turns(theirs[turn], whole)
+                if one is None or other is None:
+                    rate = _whole if whole else _total
+                    one, other = rate(samples), rate(theirs[turn])
+                found[turn] = one / other if other else math.nan
+        return {turn: ratio for turn, ratio in found.items() if ratio > 0}
+
+
+def _by_turns(samples: list[Sample], whole: bool) -> float | None:
+    """Speed by that of no drafter at the same time; None where it was not measured so."""
+    besides = [s.whole_beside if whole else s.beside for s in samples]
+    if not all(besides):
+        return None
+    return (_whole if whole else _total)(samples) / statistics.fmean(besides)
 
 
 def _total(samples: list[Sample]) -> float:

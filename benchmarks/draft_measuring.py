@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.draft_asking import Whole, ask
-from benchmarks.draft_columns import SWITCH, Column
+from benchmarks.draft_columns import BASE, SWITCH, Column
 from benchmarks.draft_figures import Sample
 from benchmarks.draft_workloads import Conversation, Workload
 from benchmarks.machine import foreign
@@ -26,6 +26,7 @@ from dflashcpp.stats import Timings
 
 CONTEXT = 4096
 FIRST_TOKENS = 16
+READINGS = 4
 WARM_UP = "Count from one to twenty in words."
 _Item = TypeVar("_Item")
 _STATISTICS = re.compile(
@@ -124,40 +125,69 @@ def _switched_off(names: Sequence[str]) -> Iterator[None]:
             os.environ[SWITCH] = before
 
 
+@contextmanager
+def baseline(setup: Setup, column: Column, *, slots: int = 1) -> Iterator[LlamaServer | None]:
+    """A second server, without a drafter, to be asked by turns with the column's; None beside the baseline.
+
+    A server that is not asked sleeps, so the two do not disturb each other.
+    """
+    if column.name == BASE:
+        yield None
+        return
+    with serving(setup, Column(BASE, False, None), slots=slots) as server:
+        yield server
+
+
 def generation(
     setup: Setup, column: Column, temperature: float, turn: int, workloads: Sequence[Workload]
 ) -> tuple[list[Sample], list[Text]]:
-    """Every workload with this column: a sample each, and the texts when they are greedy.
+    """Every workload with this column, by turns with no drafter: a sample each, and the texts when they are
+    greedy.
 
     The order of the workloads and of their conversations turns around from round to round; seeds are equal
     for all columns of a round.
     """
     samples, texts = [], []
-    with serving(setup, column) as server:
-        client = server.client()
+    with baseline(setup, column) as other, serving(setup, column) as server:
+        servers = [one for one in (server, other) if one is not None]
+        clients = [one.client() for one in servers]
         for workload in _turned(workloads, turn):
-            with foreign(server.pid) as other:
-                told = _converse_all(client, column.name, temperature, turn, workload)
-            samples.append(_sample("generation", column, temperature, workload.kind, turn, told, other.share))
-            texts += told.texts
+            with foreign(*(one.pid for one in servers)) as away:
+                told = _converse_all(clients, column.name, temperature, turn, workload)
+            sample = _sample("generation", column, temperature, workload.kind, turn, told[0], away.share)
+            samples.append(_beside(sample, told[1:]))
+            texts += told[0].texts
     return samples, texts
+
+
+def _beside(sample: Sample, others: Sequence[Told]) -> Sample:
+    """With the speed of the other server that was asked by turns, if there was one."""
+    if not others or not others[0].seconds:
+        return sample
+    told = others[0]
+    whole = told.amount / (told.seconds + told.prompt_seconds)
+    return replace(sample, beside=told.amount / told.seconds, whole_beside=whole)
 
 
 def _turned(items: Sequence[_Item], turn: int) -> list[_Item]:
     return list(items) if turn % 2 == 0 else list(reversed(items))
 
 
-def _converse_all(client: Client, column: str, temperature: float, turn: int, workload: Workload) -> Told:
-    told = Told()
+def _converse_all(
+    clients: Sequence[Client], column: str, temperature: float, turn: int, workload: Workload
+) -> list[Told]:
+    """Every conversation with each client by turns; who begins changes. What each told."""
+    told = [Told() for _ in clients]
     for index, conversation in _turned(list(enumerate(workload.conversations)), turn):
         seed = 1000 * (turn + 1) + 10 * index
-        for number, (prompt, answer) in enumerate(
-            converse(client, conversation, workload.max_tokens, temperature, seed)
-        ):
-            told.add(answer.timings)
-            if temperature == 0:
-                place = (workload.kind, index, number)
-                told.texts.append(Text(column, turn, place, prompt, answer.tokens))
+        for who in _turned(range(len(clients)), index + turn):
+            for number, (prompt, answer) in enumerate(
+                converse(clients[who], conversation, workload.max_tokens, temperature, seed)
+            ):
+                told[who].add(answer.timings)
+                if temperature == 0:
+                    place = (workload.kind, index, number)
+                    told[who].texts.append(Text(column, turn, place, prompt, answer.tokens))
     return told
 
 
@@ -197,42 +227,52 @@ def _sample(
 def reading(
     setup: Setup, column: Column, kind: str, turn: int, prompt: str, drafter: Path | None = None
 ) -> Sample:
-    """A long prompt, read whole, twice (another beginning each time): prompt tokens per second.
+    """A long prompt, read whole (another beginning each time), by turns with no drafter: prompt tokens per
+    second.
 
     The first tokens generated are in the time: what the drafter puts off until its first draft counts too.
     """
-    amount, seconds = 0, 0.0
-    with serving(setup, column, drafter=drafter) as server, foreign(server.pid) as other:
-        client = server.client()
-        for number in range(2):
-            said = client.apply_template(f"Copy {number} of round {turn}. {prompt}")
-            timings = ask(client, said, FIRST_TOKENS).timings
-            amount += timings.prompt_n
-            seconds += (timings.prompt_ms + timings.predicted_ms) / 1e3
-    return Sample(
-        "reading", column.name, 0.0, kind, turn, amount, seconds, whole_seconds=seconds, foreign=other.share
-    )
+    told = [Told(), Told()]
+    with baseline(setup, column) as other, serving(setup, column, drafter=drafter) as server:
+        servers = [one for one in (server, other) if one is not None]
+        with foreign(*(one.pid for one in servers)) as away:
+            for number in range(READINGS):
+                said = f"Copy {number} of round {turn}. {prompt}"
+                for who in _turned(range(len(servers)), number + turn):
+                    client = servers[who].client()
+                    timings = ask(client, client.apply_template(said), FIRST_TOKENS).timings
+                    told[who].amount += timings.prompt_n
+                    told[who].seconds += (timings.prompt_ms + timings.predicted_ms) / 1e3
+    sample = _sample("reading", column, 0.0, kind, turn, told[0], away.share)
+    return _beside(sample, told[1:])
 
 
 def parallel(setup: Setup, column: Column, slots: int, turn: int, workloads: Sequence[Workload]) -> Sample:
     """The first turns of all workloads in `slots` slots at once: tokens per second of the wall's clock."""
-    asked = [(c.turns[0], w.max_tokens) for w in workloads for c in w.conversations]
-    with serving(setup, column, slots=slots) as server, foreign(server.pid) as other:
-        client = server.client()
+    asked = _turned([(c.turns[0], w.max_tokens) for w in workloads for c in w.conversations], turn)
+    with baseline(setup, column, slots=slots) as other, serving(setup, column, slots=slots) as server:
+        servers = [one for one in (server, other) if one is not None]
+        with foreign(*(one.pid for one in servers)) as away:
+            told = [_at_once(one.client(), slots, asked) for one in servers]
+    return _beside(_sample("slots", column, 0.0, f"{slots} slots", turn, told[0], away.share), told[1:])
 
-        def one(said: tuple[str, int]) -> Timings:
-            return ask(client, client.apply_template(said[0]), said[1]).timings
 
-        start = time.monotonic()
-        with ThreadPoolExecutor(slots) as pool:
-            answers = list(pool.map(one, _turned(asked, turn)))
-        seconds = time.monotonic() - start
+def _at_once(client: Client, slots: int, asked: Sequence[tuple[str, int]]) -> Told:
+    """All of it with `slots` requests at a time; seconds are the wall's."""
+
+    def one(said: tuple[str, int]) -> Timings:
+        return ask(client, client.apply_template(said[0]), said[1]).timings
+
+    start = time.monotonic()
+    with ThreadPoolExecutor(slots) as pool:
+        answers = list(pool.map(one, asked))
+    seconds = time.monotonic() - start
     told = Told()
     for timings in answers:
         told.add(timings)
     told.amount = sum(timings.predicted_n for timings in answers)
     told.seconds, told.prompt_seconds, told.steps = seconds, 0.0, None
-    return _sample("slots", column, 0.0, f"{slots} slots", turn, told, other.share)
+    return told
 
 
 def draft_calls(setup: Setup, column: Column, turn: int, workloads: Sequence[Workload]) -> Sample | None:

@@ -247,6 +247,23 @@ def test_features_are_off_alone_and_on() -> None:
     assert columns["only adaptive"].flags == ("--adaptive", "--how", "greedy")
 
 
+def test_a_ratio_is_to_what_was_measured_by_turns() -> None:
+    """The machine was half as fast when the column had its turn: the baseline's own row says nothing then."""
+    row = Sample("generation", "pristine 2", 0.0, "a", 0, 100, 2.0, 3.0)
+    samples = [
+        *generated(BASE, {"a": 1.0}),
+        replace(row, beside=40.0, whole_beside=30.0),  # 50 a second
+        replace(row, column=ALL, seconds=1.25, beside=100.0, whole_beside=50.0),  # 80
+    ]
+    figures = Figures.of(samples, "generation")
+    assert figures.ratio("pristine 2", BASE, 0.0, "a") == spread([1.25])
+    assert figures.ratio(ALL, BASE, 0.0, "a") == spread([0.8])
+    assert figures.ratio(ALL, "pristine 2", 0.0, "a") == spread([0.64])
+    assert figures.ratio(BASE, BASE, 0.0, "a") == spread([1.0])
+    whole = figures.ratio("pristine 2", BASE, 0.0, "a", whole=True)
+    assert whole is not None and whole.median == pytest.approx(100 / 3.0 / 30.0)
+
+
 def test_a_feature_is_measured_where_it_matters() -> None:
     only = by_name(draft_columns.make(TABLE, TABLE.features, 4))["only sampling"]
     assert only.measured_at(1.0) and not only.measured_at(0.0)

@@ -4,11 +4,12 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
 PYTEST_FLAGS ?=
 
-.PHONY: help demo test test-bases test-fast lint build bench docs docs-check patches-check wheel clean
+.PHONY: help demo test test-bases test-deep test-fast lint build bench docs docs-check patches-check wheel clean
 help:
 	@echo "make demo           the main job, from nothing, on the built-in pair (the first run takes some minutes)"
 	@echo "make test           the whole test suite"
 	@echo "make test-bases     the tests on the further llama.cpp bases, each of which is built first"
+	@echo "make test-deep      a sanitized llama-server in conversation, llama.cpp's own tests; compiles for half an hour"
 	@echo "make test-fast      the tests that need neither a built llama.cpp nor minutes"
 	@echo "make lint           ruff and mypy"
 	@echo "make build          fetch, patch and build llama.cpp for the CPU"
@@ -21,13 +22,16 @@ demo: .venv/installed
 	$(PY) -m dflashcpp demo
 
 test: .venv/installed-test
-	$(PY) -m pytest -m "not bases" $(PYTEST_FLAGS)
+	$(PY) -m pytest -m "not bases and not deep" $(PYTEST_FLAGS)
 
 test-bases: .venv/installed-test
 	$(PY) -m pytest -m bases $(PYTEST_FLAGS)
 
+test-deep: .venv/installed-test
+	$(PY) -m pytest -m deep $(PYTEST_FLAGS)
+
 test-fast: .venv/installed-test
-	$(PY) -m pytest -m "not real and not slow and not bases" $(PYTEST_FLAGS)
+	$(PY) -m pytest -m "not real and not slow and not bases and not deep" $(PYTEST_FLAGS)
 
 lint: .venv/installed-lint
 	$(PY) -m ruff check .

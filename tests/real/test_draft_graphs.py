@@ -82,3 +82,19 @@ def test_drafting_reuses_its_graph_between_injections(run) -> None:
     # only what changes the shape of a pass is built anew: the prompt, the injected width
     assert apart.reused > len(apart.drafts) * 0.9
     assert shared.reused < apart.reused / 2
+
+
+def test_a_context_shift_leaves_the_compute_buffer_of_the_drafter_as_it_was(
+    build_patched: Build, tmp_path: Path
+) -> None:
+    """The engine says at its end whether each compute buffer is still as large as it was reserved."""
+    pair, log = load_pair(), tmp_path / "log"
+    target = ensure_target(pair)
+    drafter = ensure_drafter(pair, target=target)
+    flags = {"threads": 1, "parallel": 1, "ctx_size": 256, "spec_draft_adaptive": False}
+    extra = ("-lv", "5", "--context-shift")
+    with LlamaServer(target, drafter, build=build_patched, log=log, extra=extra, **flags) as server:
+        answer = server.client().complete(PROMPT, n_predict=300, temperature=0.0, ignore_eos=True)
+    said = log.read_text(encoding="utf-8", errors="replace")
+    assert answer.timings.predicted_n == 300, "longer than the context: it was shifted"
+    assert "matches expectation" in said and "does not match expectation" not in said

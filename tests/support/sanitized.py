@@ -63,4 +63,5 @@ def watched(
             code = server.stop(grace=120.0)
             said = log.read_text(encoding="utf-8", errors="replace")
             assert not complaints(said), complaints(said)
+            assert "does not match expectation" not in said, "a compute buffer grew"
             assert code == 0, f"exit code {code}{os.linesep}{said[-2000:]}"

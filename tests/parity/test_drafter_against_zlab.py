@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.checkpoints import t1, t1_v2
+from tests.support.checkpoints import LLAMA3, t1, t1_v2
 from tests.support.oracle import Both
 
 pytestmark = pytest.mark.parity
@@ -30,13 +30,6 @@ YARN = {
     "original_max_position_embeddings": 1024,
     "beta_fast": 32.0,
     "beta_slow": 1.0,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "original_max_position_embeddings": 512,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
 }
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 

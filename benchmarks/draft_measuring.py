@@ -176,14 +176,14 @@ def _turned(items: Sequence[_Item], turn: int) -> list[_Item]:
 def _converse_all(
     clients: Sequence[Client], column: str, temperature: float, turn: int, workload: Workload
 ) -> list[Told]:
-    """Every conversation with each client by turns; who begins changes. What each told."""
+    """Every conversation with each client, turn by turn; who begins changes. What each told."""
     told = [Told() for _ in clients]
     for index, conversation in _turned(list(enumerate(workload.conversations)), turn):
         seed = 1000 * (turn + 1) + 10 * index
-        for who in _turned(range(len(clients)), index + turn):
-            for number, (prompt, answer) in enumerate(
-                converse(clients[who], conversation, workload.max_tokens, temperature, seed)
-            ):
+        talks = [converse(one, conversation, workload.max_tokens, temperature, seed) for one in clients]
+        for number in range(len(conversation.turns)):
+            for who in _turned(range(len(clients)), index + number + turn):
+                prompt, answer = next(talks[who])
                 told[who].add(answer.timings)
                 if temperature == 0:
                     place = (workload.kind, index, number)

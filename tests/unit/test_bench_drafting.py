@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import draft_columns, draft_goals, draft_report, draft_results, draft_workloads, drafting
+from benchmarks.draft_asking import Whole
 from benchmarks.draft_columns import ALL, BASE, CONTROL, OFF, SWITCH, Column, Feature
 from benchmarks.draft_figures import Figures, Sample, mix, spread
-from benchmarks.draft_measuring import Setup, Text, Told, _switched_off, statistics_of
+from benchmarks.draft_measuring import Setup, Text, Told, _converse_all, _switched_off, statistics_of
 from benchmarks.draft_results import Results
 from benchmarks.draft_texts import Verdict, counts, judge
 from dflashcpp.cli._output import Output
@@ -352,6 +353,37 @@ def test_a_long_document_stands_before_its_question() -> None:
     (long,) = draft_workloads.load(["long-document"])
     for one in long.conversations:
         assert len(one.turns[0].split()) > 500 and one.turns[0].rstrip().endswith("sentence.")
+        assert len(one.turns) > 3  # one short answer is too little to time
+
+
+class Talker:
+    """A client whose template shows what was said so far."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def apply_template(self, messages: list[dict[str, str]]) -> str:
+        return "|".join(one["content"] for one in messages)
+
+
+def test_both_servers_are_asked_turn_by_turn_and_keep_their_own_conversation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, str, int]] = []
+
+    def answer(client: Talker, prompt: str, tokens: int, temperature: float, seed: int) -> Whole:
+        asked.append((client.name, prompt, seed))
+        return Whole(f"{client.name}{len(prompt)}", (1,), Timings(1, 1.0, 5, 10.0))
+
+    monkeypatch.setattr("benchmarks.draft_measuring.ask", answer)
+    talk = draft_workloads.Workload("talk", 8, (draft_workloads.Conversation(("a", "b", "c")),))
+    told = _converse_all([Talker("x"), Talker("y")], "ours", 0.0, 0, talk)  # type: ignore[list-item]
+
+    assert [name for name, _, _ in asked] == ["x", "y", "y", "x", "x", "y"]  # never far from each other
+    assert [prompt for name, prompt, _ in asked if name == "y"] == ["a", "a|y1|b", "a|y1|b|y6|c"]
+    assert [seed for _, _, seed in asked] == [1000, 1000, 1001, 1001, 1002, 1002]
+    assert [one.amount for one in told] == [12, 12]
+    assert [text.place for text in told[1].texts] == [("talk", 0, 0), ("talk", 0, 1), ("talk", 0, 2)]
 
 
 def test_workloads_can_be_cut_and_unknown_ones_are_refused() -> None:

@@ -22,7 +22,7 @@ public:
         params.n_max = n_max;
         slots.reserve(size_t(n_seq));
         for (int seq = 0; seq < n_seq; ++seq) {
-            slots.push_back({ draft_length(params, costs), 0, false });
+            slots.push_back({ draft_length(params, costs), 0, false, false });
         }
     }
 
@@ -35,10 +35,11 @@ public:
         int n;       // out: tokens to draft
     };
 
-    // A new request of a slot.
+    // A new request of a slot. What its first draft has to bring (the last rows of the prompt) is paid like
+    // what a pause put off: an answer may end before that has paid.
     void begin(int seq) {
         slots[size_t(seq)].length.begin();
-        slots[size_t(seq)].paused = false;
+        slots[size_t(seq)].paused = true;
         cycle.clean = false;
     }
 
@@ -59,10 +60,13 @@ public:
             asked.push_back({ &slots[size_t(w.seq)].length, w.ceiling, 0 });
         }
         plan_drafts(asked.data(), asked.size());
+        call = { now, 0, 0, 0, 0 };
         for (size_t i = 0; i < wishes.size(); ++i) {
+            slot & s  = slots[size_t(wishes[i].seq)];
+            s.resumes = s.paused && asked[i].n > 0;
+            call.resumed += s.resumes ? 1 : 0;
             wishes[i].n = asked[i].n;
         }
-        call = { now, 0, 0 };
     }
 
     // `us` went into rows of a slot that had been put off: they are not what every draft costs.
@@ -91,7 +95,9 @@ public:
     // The draft call is over.
     void end(int64_t now) {
         if (call.rows > 0) {
-            costs.draft.observe(call.rows, double(now - call.begin - call.other));
+            const double us = double(now - call.begin - call.other);
+            charge_resumed(us);
+            costs.draft.observe(call.rows, us);
         }
         cycle = { now, 0, 0, 0, call.expected, true };
     }
@@ -112,8 +118,9 @@ public:
 private:
     struct slot {
         draft_length length;
-        int          sent;   // tokens that are being verified
-        bool         paused; // drafting is off, rows are put off
+        int          sent;    // tokens that are being verified
+        bool         paused;  // drafting is off, rows are put off
+        bool         resumes; // ... and was until this draft call
     };
 
     struct draft_call {
@@ -121,6 +128,7 @@ private:
         int64_t other    = 0; // us of catching up
         int     rows     = 0; // of blocks
         int     expected = 0; // of the target's next batch
+        int     resumed  = 0; // slots that drafted nothing before
     };
 
     struct between {
@@ -131,6 +139,18 @@ private:
         int     expected = 0; // rows
         bool    clean    = false;
     };
+
+    // A draft after a pause builds its graphs anew and finds its weights gone from every cache. The curve
+    // tells what drafts cost that follow one another, so what is above it goes to those that tried.
+    void charge_resumed(double us) {
+        const double usual = costs.draft.at(call.rows);
+        for (slot & s : slots) {
+            if (s.resumes && usual > 0.0) {
+                s.length.charge((us - usual) / call.resumed);
+            }
+            s.resumes = false;
+        }
+    }
 
     draft_costs       costs;
     std::vector<slot> slots;

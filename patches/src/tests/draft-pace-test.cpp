@@ -84,7 +84,48 @@ static void stops_drafting_where_it_does_not_pay() {
     CHECK(m.pace.paused(0));
     m.pace.caught_up(0, 500);
     m.pace.begin(0);
-    CHECK(!m.pace.paused(0));
+    CHECK(m.pace.paused(0));
+}
+
+// Every try is paid with all it took, so that a text without hope loses what was staked on it and no more.
+static void pays_for_what_a_draft_after_a_pause_takes() {
+    machine m;
+    for (int i = 0; i < 100; ++i) {
+        m.step();
+    }
+    m.accepts = 0;
+    const int64_t usual = m.draft;
+    const int steps = 2000;
+    const int64_t begin = m.clock;
+    m.pace.begin(0);
+    for (int i = 0; i < steps; ++i) {
+        m.draft = m.pace.paused(0) ? 5 * usual : usual;
+        m.step();
+    }
+    const double lost = double(m.clock - begin) / m.plain - steps; // tokens
+    CHECK(lost < 2.5 + 0.006 * steps + 2.0); // begun with, probes, the last of them
+    CHECK(m.pace.paused(0));
+}
+
+// The last rows of a prompt go into the draft cache before the first draft: time, too.
+static void pays_for_the_prompt_that_the_first_draft_brings() {
+    machine m;
+    for (int i = 0; i < 100; ++i) {
+        m.step();
+    }
+    const int64_t catching_up = 10 * m.plain;
+    m.pace.begin(0);
+    std::vector<draft_pace::wish> wishes = { { 0, 4, 0 } };
+    m.pace.plan(m.clock, wishes);
+    CHECK(wishes[0].n > 0);
+    m.clock += catching_up;
+    m.pace.caught_up(0, catching_up);
+    m.clock += m.draft;
+    m.pace.decoded(wishes[0].n + 1);
+    m.pace.sent(0, 0);
+    m.pace.end(m.clock);
+    m.step();
+    CHECK(m.seen_n == 0); // nothing is left to stake
 }
 
 static void leaves_catching_up_out_of_the_cost_of_a_draft() {
@@ -118,6 +159,8 @@ int main() {
     learns_what_steps_cost();
     does_not_learn_from_steps_with_more_in_them();
     stops_drafting_where_it_does_not_pay();
+    pays_for_what_a_draft_after_a_pause_takes();
+    pays_for_the_prompt_that_the_first_draft_brings();
     leaves_catching_up_out_of_the_cost_of_a_draft();
     gives_nothing_to_slots_without_room();
     return failures();

@@ -61,6 +61,9 @@ public:
         }
         plan_drafts(asked.data(), asked.size());
         call = { now, 0, 0, 0, 0 };
+        for (slot & s : slots) {
+            s.resumes = false; // of a call that came to nothing
+        }
         for (size_t i = 0; i < wishes.size(); ++i) {
             slot & s  = slots[size_t(wishes[i].seq)];
             s.resumes = s.paused && asked[i].n > 0;
@@ -148,7 +151,6 @@ private:
             if (s.resumes && usual > 0.0) {
                 s.length.charge((us - usual) / call.resumed);
             }
-            s.resumes = false;
         }
     }
 

@@ -128,6 +128,25 @@ static void pays_for_the_prompt_that_the_first_draft_brings() {
     CHECK(m.seen_n == 0); // nothing is left to stake
 }
 
+// A slot whose first draft came to nothing owes nothing for what another drafts after it.
+static void a_draft_that_failed_is_not_charged_later() {
+    machine m;
+    for (int i = 0; i < 100; ++i) {
+        m.step();
+    }
+    m.pace.begin(1);
+    std::vector<draft_pace::wish> wishes = { { 1, 4, 0 } };
+    m.pace.plan(m.clock, wishes);
+    CHECK(wishes[0].n > 0);
+    m.pace.sent(1, 0);
+    m.pace.end(m.clock); // nothing was decoded
+    m.draft *= 3;
+    m.step(); // slot 0
+    CHECK(m.seen_n > 0);
+    m.pace.plan(m.clock, wishes);
+    CHECK(wishes[0].n > 0);
+}
+
 static void leaves_catching_up_out_of_the_cost_of_a_draft() {
     machine m;
     for (int i = 0; i < 50; ++i) {
@@ -161,6 +180,7 @@ int main() {
     stops_drafting_where_it_does_not_pay();
     pays_for_what_a_draft_after_a_pause_takes();
     pays_for_the_prompt_that_the_first_draft_brings();
+    a_draft_that_failed_is_not_charged_later();
     leaves_catching_up_out_of_the_cost_of_a_draft();
     gives_nothing_to_slots_without_room();
     return failures();

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tests.real import test_draft_state as state
 from tests.real import test_sampled_drafts as sampled
 from tests.real import test_three_witnesses as witnesses
 from tests.support.acceptance import CHECKPOINT, held_out
+from tests.support.asking import Said, ask_together
 from tests.support.checkpoints import t1, t1_v2, write_checkpoint, write_target
 from tests.support.first_version import strip_second_version
 from tests.support.gguf_faults import faulty
@@ -56,16 +56,14 @@ def run(build: Build, *arguments: str | Path) -> str:
     return done.stderr + done.stdout
 
 
-def at_once(build: Build, target: Path, drafter: Path | None, prompts: list[list[int]]) -> list[Any]:
+def at_once(build: Build, target: Path, drafter: Path | None, prompts: list[list[int]]) -> Said:
     """Greedy answers to the prompts, each in a slot of its own."""
     flags: dict[str, Any] = {"threads": 1, "ctx_size": 256 * len(prompts), "parallel": len(prompts)}
     if drafter:
         flags["spec_draft_adaptive"] = False
     request: dict[str, Any] = {"n_predict": 32, "temperature": 0.0, "ignore_eos": True}
     with LlamaServer(target, drafter, build=build, **flags) as server:
-        client = server.client()
-        with ThreadPoolExecutor(len(prompts)) as workers:
-            return list(workers.map(lambda prompt: client.complete(prompt, **request), prompts))
+        return ask_together(server.url, prompts, **request)
 
 
 @pytest.mark.parametrize("name", witnesses.CASES)
@@ -108,8 +106,8 @@ def test_four_slots_at_once_draft_and_say_the_same(
     gguf = tiny(tmp_path, target, config)
     asked = [[7 + slot, 300, 12, 45, 99] * (8 + slot) for slot in range(4)]
     alone, drafted = (at_once(build_4df29be, target, drafter, asked) for drafter in (None, gguf))
-    assert [answer.text for answer in drafted] == [answer.text for answer in alone]
-    assert all(answer.timings and answer.timings.drafted for answer in drafted)
+    assert drafted.texts == alone.texts
+    assert all(drafted.drafted)
 
 
 @pytest.fixture(scope="module")

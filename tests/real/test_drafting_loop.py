@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from dflashcpp import LlamaServer, pairs
 from dflashcpp.conversion import convert
 from dflashcpp.llamacpp import Build
 from tests.support.acceptance import held_out
+from tests.support.asking import ask_together
 from tests.support.checkpoints import SLIDING, WINDOW, t1, t1_v2, write_checkpoint, write_target
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -104,29 +104,27 @@ QUESTIONS = [
 ]
 
 
-def _answers(server: LlamaServer, at_once: int) -> list[str]:
-    def ask(question: str) -> str:
-        return server.client().complete(question, n_predict=24, temperature=0.0).text
-
-    with ThreadPoolExecutor(at_once) as pool:
-        return list(pool.map(ask, QUESTIONS))
+def _answers(server: LlamaServer) -> tuple[str, ...]:
+    return ask_together(server.url, QUESTIONS, n_predict=24, temperature=0.0).texts
 
 
 @pytest.fixture(scope="module")
-def plain_answers(build_patched: Build) -> list[str]:
+def plain_answers(build_patched: Build) -> tuple[str, ...]:
     """Of one slot, without a drafter."""
     with LlamaServer(
         pairs.ensure_target(pairs.load_pair()), build=build_patched, parallel=1, **FLAGS
     ) as server:
-        return _answers(server, 1)
+        return _answers(server)
 
 
 @pytest.mark.parametrize("slots", [1, 2, 4, 16])
-def test_slots_write_what_one_slot_writes(slots: int, build_patched: Build, plain_answers: list[str]) -> None:
+def test_slots_write_what_one_slot_writes(
+    slots: int, build_patched: Build, plain_answers: tuple[str, ...]
+) -> None:
     """A draft context made for 8 rows a pass; 16 slots of 8 rows go through it."""
     target = pairs.ensure_target(pairs.load_pair())
     drafter = pairs.ensure_drafter(pairs.load_pair(), target=target)
     flags = FLAGS | {"ctx_size": 256 * slots, "parallel": slots, "spec_draft_n_max": 7}
     narrow = ("--spec-draft-ubatch-size", "8")
     with LlamaServer(target, drafter, build=build_patched, extra=narrow, **flags) as server:
-        assert _answers(server, slots) == plain_answers
+        assert _answers(server) == plain_answers

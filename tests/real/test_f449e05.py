@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from dflashcpp.gguf_file import Kv, ValueType
 from dflashcpp.llamacpp import Build
 from dflashcpp.pairs import ensure_target, load_pair
 from dflashcpp.server import LlamaServer
+from tests.support.asking import Said, ask_together
 from tests.support.checkpoints import t1_v2, write_checkpoint, write_target
 from tests.support.engine_memory import reserved
 from tests.support.first_version import both_versions
@@ -124,19 +123,6 @@ def test_the_compute_buffer_is_that_of_the_default_base(
 # -- slots and the draft cache, on the real pair
 
 
-@dataclass(frozen=True)
-class Said:
-    """What a server answered: the texts, and how much was drafted and accepted for them."""
-
-    texts: tuple[str, ...]
-    drafted: int
-    accepted: int
-
-    @property
-    def acceptance(self) -> float:
-        return self.accepted / self.drafted
-
-
 @pytest.fixture(scope="module")
 def target() -> Path:
     return ensure_target(load_pair())
@@ -164,16 +150,8 @@ def ask(
     given: dict[str, Any] = {"parallel": slots, "ctx_size": 512 * slots, "threads": 1, "cache_ram": 0}
     given |= (DRAFT if drafter else {}) | flags
     request: dict[str, Any] = {"n_predict": 40, "cache_prompt": False, "temperature": 0.0}
-    with (
-        LlamaServer(target, drafter, build=build, **given) as server,
-        ThreadPoolExecutor(slots) as workers,
-    ):
-        client = server.client()
-        answers = list(workers.map(lambda text: client.complete(text, **request), prompts))
-    timings = [answer.timings for answer in answers if answer.timings]
-    assert len(timings) == len(prompts)
-    texts = tuple(answer.text for answer in answers)
-    return Said(texts, sum(t.drafted or 0 for t in timings), sum(t.accepted or 0 for t in timings))
+    with LlamaServer(target, drafter, build=build, **given) as server:
+        return ask_together(server.url, prompts, **request)
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -38,7 +38,8 @@ def test_the_script_of_the_python_page_runs(build_patched: Build, tmp_path: Path
     )
     assert done.returncode == 0, done.stderr
     assert "MiB planned" in done.stdout
-    assert re.search(r"mean accepted length [0-9.]+", done.stdout)
+    # with the adaptive length a machine on which drafting does not pay drafts nothing
+    assert re.search(r"mean accepted length [0-9.]+|nothing drafted", done.stdout)
 
 
 def test_the_script_of_the_readme_runs(build_patched: Build, tmp_path: Path) -> None:

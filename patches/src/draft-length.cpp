@@ -15,8 +15,10 @@ constexpr double forget_block  = 0.03; // ... of what tiers bring, for each bloc
 constexpr double trust_prior   = 2.0;
 constexpr double first_guess   = 0.6;  // acceptance before anything was seen
 constexpr int    first_length  = 3;
-constexpr double new_request   = 0.4;  // tokens that each request may stake anew,
+constexpr double new_request   = 0.4;  // tokens that each request may stake anew at most,
+constexpr double request_share = 0.006; // ... of the tokens that a request usually makes,
 constexpr double most_begun    = 2.5;  // ... and all that is staked when it begins
+constexpr double keep_usual    = 0.75; // forgetting of what a request makes, for each of them
 
 // a confidence strictly between 0 and 1, whatever was given
 double sane(float confidence) {
@@ -182,7 +184,7 @@ tier_history::outlook tier_history::at(size_t tier, const outlook & before, cons
 draft_length::draft_length(const draft_length_params & params, const draft_costs & costs) :
     params(params), costs(&costs), model(params.n_max), history(params.n_max), ahead(history.tiers.size()),
     confidences(std::max(1, params.n_max)), chances(confidences.size()), averages(confidences.size()),
-    bank(params.stake) {
+    usual(new_request / request_share), bank(params.stake) {
     for (const int n : history.tiers) {
         current = n <= first_length ? n : current;
     }
@@ -190,7 +192,9 @@ draft_length::draft_length(const draft_length_params & params, const draft_costs
 
 void draft_length::begin() {
     planned = drafted = 0;
-    bank    = std::min(most_begun, bank + new_request);
+    usual   = made > 0.0 ? keep_usual * usual + (1.0 - keep_usual) * made : usual;
+    made    = 0.0;
+    bank    = std::min(most_begun, bank + std::min(new_request, request_share * usual));
     history.soften(8.0);
 }
 
@@ -276,6 +280,7 @@ int draft_length::choose(int ceiling) {
 
 int draft_length::want(int ceiling, const draft_load & load) {
     others  = load;
+    made   += 1.0;
     planned = drafted = choose(ceiling);
     if (planned > 0) {
         current = planned;
@@ -351,6 +356,7 @@ void draft_length::observe(int verified, int accepted) {
     if (verified < 1) {
         return;
     }
+    made += accepted;
     model.observe(verified, accepted, has_confidences ? confidences.data() : nullptr);
     const double more = costs->verify.at(others.rows + verified + 1) - plain_us();
     settle(accepted - tokens_in(draft_us(drafted) + more));

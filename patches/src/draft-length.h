@@ -142,7 +142,8 @@ class draft_length {
 public:
     draft_length(const draft_length_params & params, const draft_costs & costs);
 
-    // A new request: what it is about may have changed, so little of what was earned is staked on it.
+    // A new request: what it is about may have changed, so little of what was earned is staked on it, and
+    // less where answers are short.
     void begin();
 
     // How many tokens to draft now, at most `ceiling` (what the request and the context have room for).
@@ -208,6 +209,8 @@ private:
 
     bool   off     = false; // drafting does not pay
     int    current = 0;   // tier in use
+    double made    = 0.0; // tokens of this request
+    double usual   = 0.0; // that a request makes, forgotten
     double bank    = 0.0; // tokens that drafting may still lose
     double earned  = 0.0; // tokens that drafting gained, forgotten
 };

@@ -98,10 +98,11 @@ private:
 struct machine {
     double (*verify)(int rows); // us
     double (*draft)(int rows);
+    double resume = 0.0; // us more of the first draft of a request or after a pause
 };
 
 // Two cores and a model of 135M in BF16; an A4000 with a 27B; a fast card.
-inline const machine cpu   { [](int r) { return 7900.0 * (1.0 + 0.17 * (r - 1)); }, [](int r) { return 1900.0 + 150.0 * r; } };
+inline const machine cpu   { [](int r) { return 7900.0 * (1.0 + 0.17 * (r - 1)); }, [](int r) { return 1900.0 + 150.0 * r; }, 4000.0 };
 inline const machine a4000 { [](int r) { return 44400.0 * (r <= 8 ? 1.0 : 1.3) * (1.0 + 0.005 * (r - 1)); }, [](int r) { return 5800.0 + 270.0 * r; } };
 inline const machine fast  { [](int r) { return 10000.0 * (1.0 + 0.012 * (r - 1)); }, [](int r) { return 1400.0 + 20.0 * r; } };
 // rows are nearly free up to 8 and dear beyond
@@ -147,6 +148,7 @@ public:
         for (auto & s : slots) {
             s.begin();
         }
+        paused = true;
     }
 
     // Until the slots have made so many tokens more, all together.
@@ -165,7 +167,7 @@ public:
         if (length == adaptive) {
             plan_drafts(plan.data(), plan.size());
         }
-        o.us += draft(o);
+        o.us += draft(o) + resume();
         int rows = 0;
         std::vector<int> right, kept;
         for (const auto & p : plan) {
@@ -204,9 +206,20 @@ private:
         return us;
     }
 
+    // As draft-pace.h charges it; to the first slot, they all draft the same text.
+    double resume() {
+        const double us = paused && plan[0].n > 0 ? m.resume : 0.0;
+        if (length == adaptive && us > 0.0) {
+            slots[0].charge(us);
+        }
+        paused = length == adaptive && !slots[0].drafting();
+        return us;
+    }
+
     machine m;
     int     n_max;
     int     length;
+    bool    paused = true;
     dice    luck;
     dice    clock;
     dflashcpp::draft_costs               costs;

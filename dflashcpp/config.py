@@ -16,12 +16,11 @@ Values are changed line by line, so that comments and order stay as the person w
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import json
 import os
-import tempfile
+import secrets
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -231,15 +230,15 @@ def _quoted(text: str) -> str:
 def _replace(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with open(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+        ) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(mode)
-        Path(temporary).replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            Path(temporary).unlink()
-        raise
+        temporary.chmod(mode)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -140,9 +140,9 @@ class GgufWriter:
     def abandon(self) -> None:
         """Remove the hidden file. Safe to call at any time, also after `commit`."""
         self._close()
-        part, self._part = self._part, None
-        if part is not None:
-            part.unlink(missing_ok=True)
+        if self._part is not None:
+            self._part.unlink(missing_ok=True)
+            self._part = None
         self._signals.release()
 
     def __enter__(self) -> GgufWriter:
@@ -187,14 +187,15 @@ class GgufWriter:
 
     def _open_part(self) -> None:
         """A hidden file, locked. Between its birth and its lock another process may take it for a leftover
-        and remove it; then there is another one."""
+        and remove it; then there is another one. Its name is kept before it is born: a signal that comes
+        right after must still find what to remove."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        while self._part is None:
-            part = self.path.parent / (_part_prefix(self.path) + secrets.token_hex(4) + _PART_END)
-            fd = self._guarded(os.open, part, flags, 0o666)
+        while self._fd is None:
+            self._part = self.path.parent / (_part_prefix(self.path) + secrets.token_hex(8) + _PART_END)
+            fd = self._guarded(os.open, self._part, flags, 0o666)
             _lock(fd, wait=True)
             if os.fstat(fd).st_nlink:
-                self._fd, self._part = fd, part
+                self._fd = fd
             else:
                 os.close(fd)
 

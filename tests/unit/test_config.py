@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -100,6 +102,23 @@ def test_setting_makes_the_file_and_the_table(tmp_path: Path) -> None:
     config.set_value(["remote", "a b", "host"], "h", path)
     config.set_value(["pair"], "p", path)
     assert tomllib.loads(path.read_text()) == {"pair": "p", "remote": {"a b": {"host": "h"}}}
+
+
+def test_an_interrupted_setting_leaves_the_file_as_it_was_and_nothing_else(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, done = file.read_text(), os.open
+
+    def interrupted(*arguments: Any, **options: Any) -> int:
+        number = done(*arguments, **options)
+        if len(list(file.parent.iterdir())) > 1:
+            raise KeyboardInterrupt
+        return number
+
+    monkeypatch.setattr(os, "open", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        config.set_value(["pair"], "other", file)
+    assert file.read_text() == before and list(file.parent.iterdir()) == [file]
 
 
 def test_setting_follows_a_link_to_the_real_file(tmp_path: Path) -> None:

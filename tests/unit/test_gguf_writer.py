@@ -131,6 +131,26 @@ def test_any_exception_leaves_the_old_file_as_it_was(tmp_path: Path, failure: ty
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.parametrize("call", ["open", "fstat", "ftruncate", "pwrite"])
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, SystemExit])
+def test_a_signal_right_after_any_call_that_makes_the_file_leaves_nothing(
+    call: str, failure: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = getattr(os, call)
+
+    def interrupted(*arguments: object) -> object:
+        found = done(*arguments)
+        if leftovers(tmp_path):  # the call was one for our file, or comes after it
+            monkeypatch.setattr(writer.os, call, done)
+            raise failure
+        return found
+
+    monkeypatch.setattr(writer.os, call, interrupted)
+    with pytest.raises(failure), simple(tmp_path / "x.gguf") as out:
+        out.begin()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_leaving_without_commit_leaves_nothing(tmp_path: Path) -> None:
     with simple(tmp_path / "x.gguf") as out:
         out.begin()

@@ -24,6 +24,7 @@ public:
     double change() const { return change_us; } // us that a call takes more when its width is new
     int    last()   const { return last_rows; } // width of the newest call
     int    age(int rows) const;        // calls since this width was seen
+    bool   young(int rows) const;      // seen once or twice: that may have been an odd call
 
 private:
     struct point {
@@ -37,6 +38,8 @@ private:
     static constexpr double learn_all    = 0.03; // in those of all widths
     static constexpr double learn_change = 0.05;
     static constexpr double learn_spread = 0.05;
+    // observations after which a width is known well
+    static constexpr double settled      = 2.0;
     // a width seen first is taken as at most this many times what the others say
     static constexpr double first_most   = 2.5;
 
@@ -69,6 +72,10 @@ inline int cost_curve::age(int rows) const {
     return known(rows) ? n_calls - points[rows].seen : n_calls;
 }
 
+inline bool cost_curve::young(int rows) const {
+    return known(rows) && points[rows].weight < settled;
+}
+
 inline double cost_curve::at(double rows) const {
     const double x = std::clamp(rows, 0.0, curve.size() - 1.0);
     const size_t i = std::min((size_t) x, curve.size() - 2);
@@ -99,8 +106,8 @@ inline void cost_curve::observe(int rows, double us) {
 // What a settled width tells is told of all by one half: a longer context or a busy machine.
 inline void cost_curve::learn(point & p, double us, bool changed) {
     const double expected = p.us + (changed ? change_us : 0.0);
-    const bool   young    = p.weight < 2.0;
-    if (young && us < 0.5 * expected) {
+    const bool   young    = p.weight < settled;
+    if (young && us < 0.8 * expected) {
         p.us     = us;
         p.weight = 1.0;
         return;

@@ -18,6 +18,7 @@ constexpr int    first_length  = 3;
 constexpr double new_request   = 0.4;  // tokens that each request may stake anew at most,
 constexpr double request_share = 0.006; // ... of the tokens that a request usually makes,
 constexpr double most_begun    = 2.5;  // ... and all that is staked when it begins
+constexpr int    patience      = 500;  // steps without a draft until one is made whatever the estimates say
 constexpr double keep_usual    = 0.75; // forgetting of what a request makes, for each of them
 
 // a confidence strictly between 0 and 1, whatever was given
@@ -184,7 +185,7 @@ tier_history::outlook tier_history::at(size_t tier, const outlook & before, cons
 draft_length::draft_length(const draft_length_params & params, const draft_costs & costs) :
     params(params), costs(&costs), model(params.n_max), history(params.n_max), ahead(history.tiers.size()),
     confidences(std::max(1, params.n_max)), chances(confidences.size()), averages(confidences.size()),
-    usual(new_request / request_share), bank(params.stake) {
+    worst(params.stake), usual(new_request / request_share), bank(params.stake) {
     for (const int n : history.tiers) {
         current = n <= first_length ? n : current;
     }
@@ -260,11 +261,19 @@ draft_length::choice draft_length::best(int ceiling) const {
 
 // What a token costs without a drafter must stay known where that decides.
 bool draft_length::plain_is_stale(const choice & top) const {
-    return others.rows == 0.0 && costs->verify.age(1) > 100 && top.rate < 1.4 * plain_rate();
+    if (costs->verify.young(others.plain_rows + 1)) {
+        return true;
+    }
+    return others.rows == 0.0 && costs->verify.age(1) > (top.rate < 1.4 * plain_rate() ? 100 : 400);
+}
+
+bool draft_length::overdue(int n) const {
+    return n > 0 && idle >= patience && bank >= most_begun && tokens_in(draft_us(n) + at_tier(n).us) <= bank;
 }
 
 int draft_length::choose(int ceiling) {
     off     = false;
+    dared   = false;
     ceiling = std::min(ceiling, params.n_max);
     if (ceiling < 1 || !costs->verify.known()) {
         return 0;
@@ -274,6 +283,10 @@ int draft_length::choose(int ceiling) {
     }
     look_ahead();
     const choice top = best(ceiling);
+    dared = top.n == 0 && (dares || overdue(std::min(first_length, ceiling)));
+    if (dared) {
+        return std::min(first_length, ceiling);
+    }
     off = top.n == 0;
     return plain_is_stale(top) ? 0 : top.n;
 }
@@ -282,6 +295,8 @@ int draft_length::want(int ceiling, const draft_load & load) {
     others  = load;
     made   += 1.0;
     planned = drafted = choose(ceiling);
+    idle    = planned > 0 ? 0 : idle + 1;
+    dares   = false;
     if (planned > 0) {
         current = planned;
     } else if (ceiling > 0) {
@@ -345,25 +360,29 @@ int draft_length::keep(int n, const float * confidence) {
         const int kept = stop(history.tiers[t], history.tiers[t], per_us, gain, path);
         history.observe(t, kept, gain, path);
     }
-    const int kept = has_confidences ? stop(n, limit, per_us, gain, path) : n;
-    if (kept == 0) {
-        settle(-tokens_in(draft_us(n)));
-    }
-    return kept;
+    return has_confidences ? stop(n, limit, per_us, gain, path) : n;
 }
 
 void draft_length::observe(int verified, int accepted) {
-    if (verified < 1) {
+    const int n = std::max(planned, drafted); // a draft that ended early took as long
+    if (n < 1) {
         return;
     }
-    made += accepted;
-    model.observe(verified, accepted, has_confidences ? confidences.data() : nullptr);
-    const double more = costs->verify.at(others.rows + verified + 1) - plain_us();
-    settle(accepted - tokens_in(draft_us(drafted) + more));
+    double more = draft_us(n);
+    if (verified > 0) {
+        made += accepted;
+        model.observe(verified, accepted, has_confidences ? confidences.data() : nullptr);
+        more += costs->verify.at(others.rows + verified + 1) - plain_us();
+    }
+    const double gain = accepted - tokens_in(more);
+    settle(gain);
+    idle = dared && gain > 0.0 ? patience : idle;
 }
 
 void draft_length::charge(double us) {
-    settle(-tokens_in(us));
+    const double lost = tokens_in(us);
+    settle(-std::min(lost, worst));
+    worst = lost > worst ? 2.0 * worst : std::max(params.stake, 0.5 * worst);
 }
 
 void draft_length::settle(double gain) {
@@ -412,6 +431,26 @@ int common_length(draft_slot * slots, size_t n_slots, const draft_load & rest) {
     return top_n;
 }
 
+// A draft that is dear for one slot alone, all of them may be able to pay for.
+void dare_together(draft_slot * slots, size_t n_slots, const draft_load & rest) {
+    bool all = n_slots > 1;
+    for (size_t i = 0; i < n_slots; i++) {
+        all = all && slots[i].n == 0 && slots[i].ceiling > 0;
+    }
+    for (size_t i = 0; all && i < n_slots; i++) {
+        slots[i].n = std::min(first_length, slots[i].ceiling);
+    }
+    const bool tried = all;
+    for (size_t i = 0; all && i < n_slots; i++) {
+        slots[i].length->others = load_beside(slots, n_slots, i, rest);
+        all = slots[i].length->overdue(slots[i].n);
+    }
+    for (size_t i = 0; tried && i < n_slots; i++) {
+        slots[i].length->dares = all;
+        slots[i].n = all ? slots[i].n : 0;
+    }
+}
+
 void plan_drafts(draft_slot * slots, size_t n_slots, const draft_load & rest) {
     const int common = n_slots > 1 ? common_length(slots, n_slots, rest) : 0;
     for (size_t i = 0; i < n_slots; i++) {
@@ -423,6 +462,7 @@ void plan_drafts(draft_slot * slots, size_t n_slots, const draft_load & rest) {
             slots[i].n = slots[i].length->choose(slots[i].ceiling);
         }
     }
+    dare_together(slots, n_slots, rest);
     for (size_t i = 0; i < n_slots; i++) {
         slots[i].n = slots[i].length->want(slots[i].ceiling, load_beside(slots, n_slots, i, rest));
     }

@@ -8,12 +8,13 @@
 //   2. draft; costs.draft.observe(rows fed, us of it)
 //   3. keep(): how many of the drafted tokens are worth verifying, maybe none
 //   4. verify; costs.verify.observe(rows of the target batch, us of the rest of the step)
-//   5. observe(verified, accepted) for each slot that verified something
+//   5. observe(verified, accepted) for each slot; 0, 0 where nothing was verified
 //
 // What belongs where: `draft` is all time that a step without a drafter would not have spent (the
 // draft call and the injection of the rows of the step before), `verify` is the rest of the step
 // from one draft to the next. Steps that also read a prompt, or waited for work, are not observed.
-// Injection that was put off while drafting was off goes to charge() in place of costs.draft.
+// Injection that was put off while drafting was off goes to charge() in place of costs.draft, and so does
+// what the first draft after it takes beyond the usual.
 //
 // Sampling stays exact because keep() decides about token i from the confidences 1..i alone: give
 // the largest probability of the distribution that token i is drawn from, not the probability of
@@ -137,7 +138,8 @@ struct draft_load {
 // time in the tokens that no drafter had made of it and earns what was accepted, and what is not there
 // cannot be spent. That bounds the loss whatever the estimates say. While drafting is off the account
 // fills by `probe_share` of a token a step, which pays for the next try; a try that succeeds pays for
-// more of them.
+// more of them. A full account is tried with now and then also where the estimates promise nothing: they
+// do not change while nothing is drafted.
 class draft_length {
 public:
     draft_length(const draft_length_params & params, const draft_costs & costs);
@@ -153,10 +155,11 @@ public:
     // nullptr: all of them.
     int keep(int n, const float * confidence);
 
-    // The step is done. Call it for steps that verified something; others count by themselves.
+    // The step is done. A draft of which nothing was verified, for whatever reason, has been in vain.
     void observe(int verified, int accepted);
 
-    // Time lost to drafting that is in no curve.
+    // Time lost to drafting that is in no curve. Once for each try: a pause of the machine is no price, so
+    // one charge counts as `stake` tokens at most; what comes again counts in full.
     void charge(double us);
 
     // false: drafting is off, and injection can wait until want() asks for a draft again.
@@ -171,6 +174,7 @@ private:
     friend draft_load load_beside(const struct draft_slot *, size_t, size_t, const draft_load &);
     friend int        common_length(struct draft_slot *, size_t, const draft_load &);
     friend void       plan_drafts(struct draft_slot *, size_t, const draft_load &);
+    friend void       dare_together(struct draft_slot *, size_t, const draft_load &);
 
     struct choice {
         int    n    = 0;
@@ -186,6 +190,7 @@ private:
     choice best(int ceiling) const;
     int    choose(int ceiling);
     bool   plain_is_stale(const choice & top) const;
+    bool   overdue(int n) const;
     double verify_us(int n) const;
     double going_on(int i, double path, int limit, double per_us) const;
     int    stop(int n, int limit, double per_us, double & gain, double & path) const;
@@ -209,6 +214,10 @@ private:
 
     bool   off     = false; // drafting does not pay
     int    current = 0;   // tier in use
+    bool   dares   = false; // with all other slots,
+    bool   dared   = false; // this draft is made whatever the estimates say
+    int    idle    = 0;   // steps without a draft
+    double worst   = 0.0; // tokens that a charge may take
     double made    = 0.0; // tokens of this request
     double usual   = 0.0; // that a request makes, forgotten
     double bank    = 0.0; // tokens that drafting may still lose

@@ -8,6 +8,7 @@
 
 #include "draft-length.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -22,7 +23,7 @@ public:
         params.n_max = n_max;
         slots.reserve(size_t(n_seq));
         for (int seq = 0; seq < n_seq; ++seq) {
-            slots.push_back({ draft_length(params, costs), 0, false, false });
+            slots.push_back({ draft_length(params, costs), 0, false, false, 0.0 });
         }
     }
 
@@ -60,7 +61,7 @@ public:
             asked.push_back({ &slots[size_t(w.seq)].length, w.ceiling, 0 });
         }
         plan_drafts(asked.data(), asked.size());
-        call = { now, 0, 0, 0, 0 };
+        call = { now, 0, 0, 0, 0, 0 };
         for (slot & s : slots) {
             s.resumes = false; // of a call that came to nothing
         }
@@ -68,6 +69,7 @@ public:
             slot & s  = slots[size_t(wishes[i].seq)];
             s.resumes = s.paused && asked[i].n > 0;
             call.resumed += s.resumes ? 1 : 0;
+            call.planned += asked[i].n > 0 ? asked[i].n + 1 : 0;
             wishes[i].n = asked[i].n;
         }
     }
@@ -75,7 +77,7 @@ public:
     // `us` went into rows of a slot that had been put off: they are not what every draft costs.
     void caught_up(int seq, int64_t us) {
         if (slots[size_t(seq)].paused) {
-            slots[size_t(seq)].length.charge(double(us));
+            slots[size_t(seq)].owed += double(us);
         }
         call.other += us;
     }
@@ -90,18 +92,27 @@ public:
 
     // A slot goes to the target with n drafted tokens.
     void sent(int seq, int n) {
-        slots[size_t(seq)].sent   = n;
-        slots[size_t(seq)].paused = !slots[size_t(seq)].length.drafting();
+        slot & s = slots[size_t(seq)];
+        s.sent   = n;
+        s.paused = !s.length.drafting() || (s.paused && s.length.length() == 0);
+        if (n == 0) {
+            s.length.observe(0, 0);
+        }
         call.expected += n + 1;
     }
 
     // The draft call is over.
     void end(int64_t now) {
-        if (call.rows > 0) {
-            const double us = double(now - call.begin - call.other);
-            charge_resumed(us);
+        const double us    = double(now - call.begin - call.other);
+        const double usual = costs.draft.at(call.rows);
+        charge_resumed(call.rows > 0 && usual > 0.0 ? us - usual : 0.0);
+        // the first call of all loads and builds everything; one after a pause takes long, but never too short
+        if (warm && !costs.draft.known()) {
+            costs.draft.observe(std::max(call.rows, call.planned), us);
+        } else if (warm && call.rows > 0 && (call.resumed == 0 || us < usual)) {
             costs.draft.observe(call.rows, us);
         }
+        warm  = warm || call.planned > 0;
         cycle = { now, 0, 0, 0, call.expected, true };
     }
 
@@ -124,6 +135,7 @@ private:
         int          sent;    // tokens that are being verified
         bool         paused;  // drafting is off, rows are put off
         bool         resumes; // ... and was until this draft call
+        double       owed;    // us of catching up in this draft call
     };
 
     struct draft_call {
@@ -132,6 +144,7 @@ private:
         int     rows     = 0; // of blocks
         int     expected = 0; // of the target's next batch
         int     resumed  = 0; // slots that drafted nothing before
+        int     planned  = 0; // rows
     };
 
     struct between {
@@ -144,19 +157,22 @@ private:
     };
 
     // A draft after a pause builds its graphs anew and finds its weights gone from every cache. The curve
-    // tells what drafts cost that follow one another, so what is above it goes to those that tried.
+    // tells what drafts cost that follow one another, so the `us` above it go to those that tried, with what
+    // they caught up.
     void charge_resumed(double us) {
-        const double usual = costs.draft.at(call.rows);
         for (slot & s : slots) {
-            if (s.resumes && usual > 0.0) {
-                s.length.charge((us - usual) / call.resumed);
+            const double share = s.resumes ? us / call.resumed : 0.0;
+            if (s.resumes || s.owed > 0.0) {
+                s.length.charge(s.owed + share);
             }
+            s.owed = 0.0;
         }
     }
 
     draft_costs       costs;
     std::vector<slot> slots;
     draft_call        call;
+    bool              warm = false; // a draft was made
     between           cycle;
 };
 

@@ -6,39 +6,77 @@
 
 using namespace dflashcpp;
 
-// A machine where a step takes plain + extra * drafted us and a draft call of n tokens takes draft us.
+// A machine where a step takes plain + extra * drafted us and a draft call takes draft us, for all slots.
 struct machine {
     draft_pace pace;
+    int n_slots;
     int64_t clock = 0;
     int64_t plain = 1000, extra = 100, draft = 200;
-    int accepts = 3; // of the tokens, always the same
+    int64_t resume = 0; // us that a slot has to catch up after a pause
+    int accepts = 3;    // of the tokens, always the same
+    int least   = 0;    // shorter drafts are dropped
+    bool fails  = false; // no draft can be decoded
     int seen_n  = 0;
+    int64_t made = 0; // tokens of slot 0
 
-    machine() : pace(2, 4, 16) {}
+    explicit machine(int n_slots = 1) : pace(std::max(2, n_slots), 4, 16 * n_slots), n_slots(n_slots) {}
 
     void step(int ceiling = 4, int other_rows = 0, int64_t wait = 0, int batches = 1) {
-        std::vector<draft_pace::wish> wishes = { { 0, ceiling, 0 } };
+        std::vector<draft_pace::wish> wishes;
+        for (int seq = 0; seq < n_slots; ++seq) {
+            wishes.push_back({ seq, ceiling, 0 });
+        }
         pace.plan(clock, wishes);
-        const int n = wishes[0].n;
-        CHECK(n >= 0 && n <= ceiling);
-        seen_n = n;
-        int kept = 0;
-        if (n > 0) {
-            clock += draft;
-            pace.decoded(n + 1);
-            const std::vector<float> sure(size_t(n), 0.9f);
-            kept = pace.keep(0, n, sure.data());
-            CHECK(kept >= 0 && kept <= n);
+        seen_n = wishes[0].n;
+        const std::vector<int> kept = draft_all(wishes);
+        int rows = other_rows, all = 0;
+        for (const int n : kept) {
+            rows += n + 1;
+            all  += n;
         }
-        pace.sent(0, kept);
-        pace.end(clock);
-        clock += plain + extra * kept + wait;
+        clock += plain + extra * all + wait;
         for (int i = 0; i < batches; ++i) {
-            pace.processed(kept + 1 + other_rows, 0);
+            pace.processed(rows, 0);
         }
-        if (kept > 0) {
-            pace.verified(0, std::min(kept, accepts));
+        made += 1 + std::min(kept[0], accepts);
+        for (int seq = 0; seq < n_slots; ++seq) {
+            if (kept[size_t(seq)] > 0) {
+                pace.verified(seq, std::min(kept[size_t(seq)], accepts));
+            }
         }
+    }
+
+    // How many plain steps longer than without a drafter the tokens since then took.
+    double lost(int64_t since, int64_t before) const { return double(clock - since) / double(plain) - double(made - before); }
+
+private:
+    std::vector<int> draft_all(const std::vector<draft_pace::wish> & wishes) {
+        std::vector<int> kept;
+        int longest = 0;
+        for (const auto & w : wishes) {
+            CHECK(w.n >= 0);
+            longest = std::max(longest, w.n);
+            if (w.n > 0 && resume > 0 && pace.paused(w.seq)) {
+                clock += resume;
+                pace.caught_up(w.seq, resume);
+            }
+        }
+        clock += longest > 0 ? draft : 0;
+        for (const auto & w : wishes) {
+            const std::vector<float> sure(size_t(w.n), 0.9f);
+            const bool drafts = w.n > 0 && !fails;
+            if (drafts) {
+                pace.decoded(w.n + 1);
+            }
+            kept.push_back(drafts ? pace.keep(w.seq, w.n, sure.data()) : 0);
+            CHECK(kept.back() >= 0 && kept.back() <= w.n);
+            kept.back() = kept.back() < least ? 0 : kept.back();
+        }
+        for (const auto & w : wishes) {
+            pace.sent(w.seq, kept[size_t(&w - wishes.data())]);
+        }
+        pace.end(clock);
+        return kept;
     }
 };
 
@@ -147,6 +185,95 @@ static void a_draft_that_failed_is_not_charged_later() {
     CHECK(wishes[0].n > 0);
 }
 
+// The first step of a server loads and builds everything. Taken for what steps cost it made every draft cheap.
+static void a_slow_first_step_is_not_believed(int n_slots) {
+    for (const int factor : { 1, 2, 5 }) {
+        machine m(n_slots);
+        m.accepts = 0;
+        m.extra   = 20;
+        for (int i = 0; i < 20000; ++i) {
+            m.step(4, 0, i == 0 ? (factor - 1) * m.plain : 0);
+        }
+        CHECK(m.lost(0, 0) < 0.02 * double(m.made));
+    }
+}
+
+// ... and the first draft would have been too dear for ever.
+static void a_slow_first_draft_locks_nobody_out() {
+    machine m;
+    m.draft = 2000000;
+    int drafts = 0;
+    for (int i = 0; i < 300; ++i) {
+        m.step();
+        m.draft = m.seen_n > 0 ? 200 : m.draft;
+        drafts += m.seen_n > 0;
+    }
+    CHECK(drafts > 200);
+}
+
+// A drafter that takes most of a step pays where nearly all is accepted. What was learned from a text where
+// nothing was does not change while nothing is drafted, so a draft must be dared.
+static void a_dear_drafter_finds_the_way_back(int n_slots) {
+    machine m(n_slots);
+    m.accepts = 0;
+    m.draft   = 700;
+    m.extra   = 20;
+    for (int i = 0; i < 5000; ++i) {
+        m.step();
+    }
+    m.accepts = 4;
+    int steps = 0;
+    for (int drafts = 0; drafts < 40 && steps < 20000; ++steps) {
+        m.step();
+        drafts += m.seen_n > 0;
+    }
+    CHECK(steps < 3000);
+}
+
+// The machine stood still while a slot caught up: that is no price of drafting.
+static void a_pause_is_forgiven() {
+    machine m;
+    for (int i = 0; i < 100; ++i) {
+        m.step();
+    }
+    for (int request = 0; request < 4; ++request) {
+        m.pace.begin(0);
+        m.resume = request == 0 ? 10000000 : 100;
+        for (int i = 0; i < 100; ++i) {
+            m.step();
+        }
+    }
+    CHECK(m.seen_n > 0);
+}
+
+// What comes with every try is one, however large.
+static void what_every_try_takes_is_paid_for() {
+    machine m;
+    for (int i = 0; i < 100; ++i) {
+        m.step();
+    }
+    m.accepts = 0;
+    m.resume  = 20 * m.plain;
+    const int64_t clock = m.clock, made = m.made;
+    for (int i = 0; i < 20000; ++i) {
+        m.step();
+    }
+    CHECK(m.lost(clock, made) < 0.015 * 20000);
+}
+
+// Drafts that nobody sees: the decoder fails, or all are shorter than the least.
+static void drafts_in_vain_are_paid_for() {
+    for (const bool fails : { true, false }) {
+        machine m;
+        m.fails = fails;
+        m.least = 5;
+        for (int i = 0; i < 5000; ++i) {
+            m.step();
+        }
+        CHECK(m.lost(0, 0) < 0.015 * 5000);
+    }
+}
+
 static void leaves_catching_up_out_of_the_cost_of_a_draft() {
     machine m;
     for (int i = 0; i < 50; ++i) {
@@ -181,6 +308,14 @@ int main() {
     pays_for_what_a_draft_after_a_pause_takes();
     pays_for_the_prompt_that_the_first_draft_brings();
     a_draft_that_failed_is_not_charged_later();
+    for (const int n_slots : { 1, 2, 4 }) {
+        a_slow_first_step_is_not_believed(n_slots);
+        a_dear_drafter_finds_the_way_back(n_slots);
+    }
+    a_slow_first_draft_locks_nobody_out();
+    a_pause_is_forgiven();
+    what_every_try_takes_is_paid_for();
+    drafts_in_vain_are_paid_for();
     leaves_catching_up_out_of_the_cost_of_a_draft();
     gives_nothing_to_slots_without_room();
     return failures();

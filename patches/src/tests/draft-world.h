@@ -181,7 +181,7 @@ public:
         o.us += us;
         for (size_t i = 0; i < slots.size(); i++) {
             const int accepted = std::min(right[i], kept[i]);
-            if (length == adaptive && kept[i] > 0) {
+            if (length == adaptive) {
                 slots[i].observe(kept[i], accepted);
             }
             o.tokens   += 1.0 + accepted;

@@ -18,6 +18,7 @@ constexpr int    first_length  = 3;
 constexpr double new_request   = 0.4;  // tokens that each request may stake anew at most,
 constexpr double request_share = 0.006; // ... of the tokens that a request usually makes,
 constexpr double most_begun    = 2.5;  // ... and all that is staked when it begins
+constexpr int    most_checks   = 8;    // plain steps that a request may spend on knowing better what one costs
 constexpr int    patience      = 500;  // steps without a draft until one is made whatever the estimates say
 constexpr double keep_usual    = 0.75; // forgetting of what a request makes, for each of them
 
@@ -195,6 +196,7 @@ void draft_length::begin() {
     planned = drafted = 0;
     usual   = made > 0.0 ? keep_usual * usual + (1.0 - keep_usual) * made : usual;
     made    = 0.0;
+    checks  = 0;
     bank    = std::min(most_begun, bank + std::min(new_request, request_share * usual));
     history.soften(8.0);
 }
@@ -261,7 +263,7 @@ draft_length::choice draft_length::best(int ceiling) const {
 
 // What a token costs without a drafter must stay known where that decides.
 bool draft_length::plain_is_stale(const choice & top) const {
-    if (costs->verify.young(others.plain_rows + 1)) {
+    if (checks < most_checks && costs->verify.young(others.plain_rows + 1)) {
         return true;
     }
     return others.rows == 0.0 && costs->verify.age(1) > (top.rate < 1.4 * plain_rate() ? 100 : 400);
@@ -296,6 +298,7 @@ int draft_length::want(int ceiling, const draft_load & load) {
     made   += 1.0;
     planned = drafted = choose(ceiling);
     idle    = planned > 0 ? 0 : idle + 1;
+    checks += planned == 0 && !off ? 1 : 0;
     dares   = false;
     if (planned > 0) {
         current = planned;

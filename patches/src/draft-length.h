@@ -217,6 +217,7 @@ private:
     bool   dares   = false; // with all other slots,
     bool   dared   = false; // this draft is made whatever the estimates say
     int    idle    = 0;   // steps without a draft
+    int    checks  = 0;   // plain steps of this request that were to tell what one costs
     double worst   = 0.0; // tokens that a charge may take
     double made    = 0.0; // tokens of this request
     double usual   = 0.0; // that a request makes, forgotten

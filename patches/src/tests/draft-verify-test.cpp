@@ -240,9 +240,9 @@ struct cut_text {
     void write(int steps, bool by_draw) {
         std::mt19937           rng(5);
         dflashcpp::draft_costs costs(8);
-        for (int rows = 1; rows < 5; ++rows) {
-            costs.draft.observe(rows, 5.0);
-            costs.verify.observe(rows, 100.0 + 35.0 * (rows - 1));
+        for (int i = 0; i < 12; ++i) {
+            costs.draft.observe(1 + i % 4, 5.0);
+            costs.verify.observe(1 + i % 4, 100.0 + 35.0 * (i % 4));
         }
         dflashcpp::draft_length_params params;
         params.n_max = 3;
@@ -268,9 +268,7 @@ struct cut_text {
             if (accepted == kept) {
                 next(last, nullptr, rng);
             }
-            if (kept > 0) {
-                length.observe(kept, accepted);
-            }
+            length.observe(kept, accepted);
         }
     }
 

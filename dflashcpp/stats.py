@@ -190,7 +190,8 @@ def summary(timings: Timings | None) -> str:
         f"prompt {timings.prompt_n} tokens at {number(timings.prompt_per_second, 1)} tok/s",
     ]
     if not timings.drafted:
-        parts.append("nothing drafted")
+        rests = timings.drafted == 0 and timings.steps_of_length
+        parts.append("nothing drafted" + (": it does not pay at the moment" if rests else ""))
     else:
         parts.append(f"drafted {timings.drafted}, accepted {number(timings.accepted, 0)}")
         parts.append(f"mean accepted length {number(timings.mean_accepted_length, 2)}")

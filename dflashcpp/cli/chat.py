@@ -25,6 +25,7 @@ def chat(
     url: Annotated[
         str | None, typer.Option("--url", help="The server [default: the one of ours that runs].")
     ] = None,
+    port: Annotated[int | None, typer.Option("--port", help="Or ours on this port.")] = None,
     system: Annotated[str | None, typer.Option("--system", help="A system message.")] = None,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", "-n", min=1, help="At most so many.")
@@ -51,11 +52,11 @@ def chat(
     question = _question(text)
     if question is None and as_json:
         raise UsageError("--json needs a question", hint="dflashcpp chat --json TEXT")
+    if sum(where is not None for where in (url, port, ssh)) > 1:
+        raise UsageError("give one of --url, --port and --ssh")
     if ssh is None:
-        _chat(output, _client(url, api_key_file), messages, question, options)
+        _chat(output, _client(url, api_key_file, port), messages, question, options)
         return
-    if url is not None:
-        raise UsageError("give --ssh or --url, not both")
     profile, reached = _remote.reach(ssh, ssh_option, ssh_config)
     with _remote.tunnelled(output, profile, reached, remote_port) as near:
         _chat(output, _client(near, _remote.key_file(api_key_file, profile)), messages, question, options)
@@ -76,13 +77,13 @@ def _chat(
         output.result(_data(answer))
 
 
-def _client(url: str | None, key_file: Path | None) -> Client:
+def _client(url: str | None, key_file: Path | None, port: int | None = None) -> Client:
     from dflashcpp.client import Client
     from dflashcpp.server import registry
     from dflashcpp.server.launch import read_api_key
 
     if url is None:
-        return registry.only().client()
+        return registry.only(port).client()
     return Client(url, read_api_key(key_file))
 
 

@@ -77,6 +77,7 @@ def _pair(output: Output, name: str, build: str | None) -> list[Check]:
     from dflashcpp import pairs
     from dflashcpp.cli import _serving
     from dflashcpp.server import LlamaServer, spare_threads
+    from dflashcpp.server.flags import read_flags
 
     known, progress = pairs.load_pair(name), output.progress()
     engine = _serving.engine(build, output)
@@ -84,7 +85,9 @@ def _pair(output: Output, name: str, build: str | None) -> list[Check]:
     drafter = pairs.ensure_drafter(known, progress, target=target)
     options: dict[str, Any] = {"build": engine.binary, "ctx_size": 4096, "progress": progress}
     options["threads"] = spare_threads()
-    with LlamaServer(target, drafter, **options) as drafting:
+    # a fixed length: where drafting does not pay the adaptive one rests, and nothing would be compared
+    fixed = {"spec_draft_adaptive": False} if read_flags(engine.binary).has("--spec-draft-adaptive") else {}
+    with LlamaServer(target, drafter, **options, **fixed) as drafting:
         found = _told(output, job.server(drafting.client()))
         answer = job.greedy_answer(drafting.client())
     with LlamaServer(target, **options) as plain:

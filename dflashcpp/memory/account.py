@@ -204,6 +204,13 @@ class Account:
         body.append(["total", "", _text(plan), _text(self.engine.mib()), _text(self.process)])
         return ["context", "memory", "planned", "engine", "process"], body
 
+    def __str__(self) -> str:
+        """The table as text, in MiB."""
+        headers, body = self.table()
+        lines = [headers, *body]
+        widths = [max(len(line[at]) for line in lines) for at in range(len(headers))]
+        return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
     def as_dict(self) -> dict[str, Any]:
         """For `--json`: the engine's buffers by context and kind, then the three side by side, growth."""
         grown = self.growth

@@ -40,6 +40,12 @@ class Flag:
         return 1 if self.value and re.fullmatch(r"[A-Z]+ [A-Z]+", self.value) else 0
 
     @property
+    def choices(self) -> tuple[str, ...]:
+        """The values there are, where the help lists them all as `{one,other}`."""
+        listed = re.fullmatch(r"\{([^{}]+)\}", self.value or "")
+        return tuple(word.strip() for word in listed[1].split(",")) if listed else ()
+
+    @property
     def long(self) -> str:
         """The first name with two dashes, the one that is easiest to read."""
         return next((name for name in self.names if name.startswith("--")), self.names[0])

@@ -153,10 +153,13 @@ def compose(
     from dflashcpp.server.ports import free_port
 
     check_allowed(table, given, verbatim)
+    _check_values(table, given)
     made = _Composer(table, given)
     made.take("--model")
     made.take("--model-draft")
     for name, value in (recommended or {}).items():
+        if draft is None and any(made.table.same(f"--{name}", other) for other in _DRAFT_ONLY):
+            continue
         made.default(f"--{name}", None if value is True else str(value), "as models/pairs.toml recommends")
     host = made.take("--host") or "127.0.0.1"
     port = _whole(made.take("--port") or "8080", "--port")
@@ -289,6 +292,25 @@ def _check_context(made: _Composer, trained: int | None) -> None:
             f"-c {asked} is more than the {trained} tokens the target was trained for: llama-server uses "
             f"{trained} for each slot and keeps memory for all of it (use -c {trained * slots})"
         )
+
+
+_NOT_NEGATIVE = ("--spec-draft-block", "--spec-draft-ubatch-size", "--spec-draft-ctx-size")
+
+
+def _check_values(table: FlagTable, given: Sequence[Given]) -> None:
+    """What llama-server would refuse only after the start: values of our flags, and those a build lists."""
+    for flag in given:
+        known = table.find(flag.name)
+        if known is None or known.value is None or flag.value is None:
+            continue
+        if known.choices and flag.value not in known.choices:
+            raise UsageError(
+                f"{flag.name} {flag.value}: no such value", hint=f"there are: {', '.join(known.choices)}"
+            )
+        if known.long in _NOT_NEGATIVE and _whole(flag.value, flag.name) < 0:
+            raise UsageError(f"{flag.name} {flag.value}: a number from 0 on is expected")
+        if known.long == "--parallel" and _whole(flag.value, flag.name) == 0:
+            raise UsageError(f"{flag.name} 0: a server needs a slot")
 
 
 def check_allowed(table: FlagTable, given: Sequence[Given], verbatim: Sequence[str] = ()) -> None:

@@ -20,7 +20,7 @@ from dflashcpp.server.flags import FlagTable, Given, Parsed, from_options, read_
 from dflashcpp.server.launch import Launch, compose, environment, read_api_key
 from dflashcpp.server.ports import check_port
 from dflashcpp.server.preflight import check_files
-from dflashcpp.server.process import Child, Identity, write_pidfile
+from dflashcpp.server.process import Child, Identity, read_pidfile, write_pidfile
 
 if TYPE_CHECKING:
     from dflashcpp.llamacpp import Build
@@ -113,6 +113,7 @@ class LlamaServer:
         self.launch = launch
         self.log = log or folder_of(launch.port) / "server.log"
         self.proof: readiness.Proof | None = None
+        self._noted: Identity | None = None
         self.reasons: list[str] = []
         self.stopped = False
         self.supervisor: Identity | None = None
@@ -209,7 +210,7 @@ class LlamaServer:
         try:
             return self.start_again()
         except BaseException:
-            self.pidfile.unlink(missing_ok=True)
+            self._forget()
             raise
 
     def start_again(self) -> LlamaServer:
@@ -298,6 +299,13 @@ class LlamaServer:
         facts |= {"api_key_file": launch.api_key_file, "ready": ready, "restarts": self.reasons}
         facts |= {"supervisor": asdict(self.supervisor) if self.supervisor else None}
         write_pidfile(self.pidfile, identity, **facts)
+        self._noted = identity
+
+    def _forget(self) -> None:
+        """Take our note away. What another server on this port noted there stays: it is found by it."""
+        noted = read_pidfile(self.pidfile)
+        if self._noted is not None and (noted is None or noted[0] == self._noted):
+            self.pidfile.unlink(missing_ok=True)
 
     def failure(self, when: str = "") -> DflashError | None:
         """Why the child ended; None while it runs."""
@@ -311,7 +319,7 @@ class LlamaServer:
             return None
         self._end_watching()
         code = self._child.stop(grace)
-        self.pidfile.unlink(missing_ok=True)
+        self._forget()
         return code
 
     def report(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import socket
 import subprocess
@@ -45,6 +46,14 @@ def test_every_default_program_runs_from_its_folder(build_patched: llamacpp.Buil
         )
         assert "usage" in (done.stdout + done.stderr).lower()
     assert build_patched.libggml.is_file()
+
+
+def test_code_of_the_cpu_backend_is_aligned(build_patched: llamacpp.Build) -> None:
+    """Functions are; where they begin, loops cannot be looked up."""
+    library = ctypes.CDLL(str(next(build_patched.libggml.parent.glob("libggml-cpu.*"))))
+    for kind in ("f32", "f16", "bf16", "q4_1_q8_1", "q4_K_q8_K", "q6_K_q8_K", "q8_0_q8_0"):
+        begin = ctypes.cast(getattr(library, f"ggml_vec_dot_{kind}"), ctypes.c_void_p).value
+        assert begin is not None and begin % 64 == 0, kind
 
 
 def test_the_base_knows_what_its_row_says(build_pristine: llamacpp.Build) -> None:

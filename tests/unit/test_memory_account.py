@@ -48,6 +48,7 @@ def test_the_three_stand_side_by_side_with_what_reading_layers_adds_in_the_compu
         ("draft", "weights", None, 50.0),
     ]
     assert account.table()[1][-1] == ["total", "", "107.00", "150.00", "170.00"]
+    assert str(account).splitlines()[-1].split() == ["total", "107.00", "150.00", "170.00"]
     assert account.residual == 20.0
 
 

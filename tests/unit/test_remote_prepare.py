@@ -63,8 +63,15 @@ def test_any_login_shell_over_there_will_do(shell: str) -> None:
     assert done.stdout.splitlines() == nasty
     script = command.script_argv(Ssh("far"))[-1]
     text = command.script_text("printf '%s\\n' \"$@\"", nasty, "mark")
-    done = subprocess.run([*started, script], input=text, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["mark begin", *nasty, "mark end 0"]
+    # stdin stays open until the answer has ended, as ours does: its end ends what runs over there
+    with subprocess.Popen(
+        [*started, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(text)
+        process.stdin.flush()
+        said = [process.stdout.readline().rstrip("\n") for _ in range(len(nasty) + 2)]
+    assert said == ["mark begin", *nasty, "mark end 0"]
 
 
 def test_the_dflashcpp_over_there_builds_the_server(far: Host, fake: FakeSsh) -> None:

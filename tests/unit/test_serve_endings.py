@@ -126,6 +126,13 @@ def test_a_second_start_on_the_port_is_refused_while_the_first_runs(
     assert f"port {port} on 127.0.0.1 is taken" in json.loads(again.stdout)["error"]
     assert len(fake.starts(tmp_path / "starts")) == 1
     assert Identity.of(told["pid"]) is not None
-    first.terminate()
+    ended = subprocess.run(
+        [sys.executable, "-m", "dflashcpp", "stop", "--port", port, "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr  # the refused start has left the note of the first alone
+    assert Identity.of(told["pid"]) is None
     first.communicate(timeout=30)
     assert first.returncode == 0

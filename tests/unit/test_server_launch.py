@@ -258,3 +258,29 @@ def test_every_flag_of_the_risk_table_is_known_to_the_fake_build() -> None:
     """A misspelt flag in models/serving.toml would never warn."""
     rows = module.knowledge.table("models/serving.toml")["risk"]
     assert [row["flag"] for row in rows if TABLE.find(row["flag"]) is None] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--spec-draft-inject", "later"], "--spec-draft-inject later: no such value"),
+        (["-np", "0"], "-np 0: a server needs a slot"),
+        (["--spec-draft-ubatch-size", "-1"], "--spec-draft-ubatch-size -1: a number from 0 on"),
+    ],
+)
+def test_values_that_llama_server_would_refuse_are_refused_before_the_start(
+    words: list[str], text: str
+) -> None:
+    table = FlagTable.parse(
+        fake.HELP
+        + f"--spec-draft-inject {{lazy,eager}}\n{'':40}when\n--spec-draft-ubatch-size N\n{'':40}rows\n"
+    )
+    with pytest.raises(UsageError, match=text) as caught:
+        made(*words, table=table)
+    if "inject" in words[0]:
+        assert caught.value.hint == "there are: lazy, eager"
+
+
+def test_what_a_pair_recommends_for_drafting_is_not_said_without_a_drafter() -> None:
+    launch = made(draft=None, recommended={"spec-draft-n-max": 4})
+    assert not any("spec-draft-n-max" in note for note in launch.notes)

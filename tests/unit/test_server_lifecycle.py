@@ -16,7 +16,7 @@ from dflashcpp.conversion import convert
 from dflashcpp.errors import DflashError
 from dflashcpp.server import LlamaServer, registry, supervise
 from dflashcpp.server.ports import free_port
-from dflashcpp.server.process import Identity, read_pidfile
+from dflashcpp.server.process import Identity, read_pidfile, write_pidfile
 from tests.support import checkpoints
 from tests.support import fake_llama_server as fake
 from tests.support.fake_http import fake_server
@@ -182,6 +182,18 @@ def test_a_port_in_use_is_told_before_anything_is_started(made: Made) -> None:
         with pytest.raises(DflashError, match=f"port {other.port} on 127.0.0.1 is taken"):
             server.start()
     assert fake.starts(made.starts) == []
+
+
+def test_only_its_own_note_is_taken_away(made: Made) -> None:
+    with made() as first:
+        second = made(options={"port": first.launch.port})
+        with pytest.raises(DflashError, match="is taken"):
+            second.start()
+        assert first.pidfile.exists()
+        later = Identity.of_this()
+        write_pidfile(first.pidfile, later, port=first.launch.port)
+    noted = read_pidfile(first.pidfile)
+    assert noted is not None and noted[0] == later
 
 
 def test_an_error_inside_the_block_ends_the_child(made: Made) -> None:

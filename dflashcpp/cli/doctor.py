@@ -86,8 +86,8 @@ def _pair(output: Output, name: str, build: str | None) -> list[Check]:
     options: dict[str, Any] = {"build": engine.binary, "ctx_size": 4096, "progress": progress}
     options["threads"] = spare_threads()
     # a fixed length: where drafting does not pay the adaptive one rests, and nothing would be compared
-    fixed = {"spec_draft_adaptive": False} if read_flags(engine.binary).has("--spec-draft-adaptive") else {}
-    with LlamaServer(target, drafter, **options, **fixed) as drafting:
+    adaptive = False if read_flags(engine.binary).has("--spec-draft-adaptive") else None
+    with LlamaServer(target, drafter, spec_draft_adaptive=adaptive, **options) as drafting:
         found = _told(output, job.server(drafting.client()))
         answer = job.greedy_answer(drafting.client())
     with LlamaServer(target, **options) as plain:

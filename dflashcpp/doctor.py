@@ -303,7 +303,9 @@ def greedy_agreement(without: Client, drafted: Answer) -> Check:
 
     def look() -> str | Check:
         if drafted.timings is not None and drafted.timings.drafted == 0:
-            return Check("greedy text", WARN, "nothing was drafted: this compares two answers without drafts")
+            return Check(
+                "greedy text", WARN, "nothing was drafted, so nothing is proved", "--no-spec-draft-adaptive"
+            )
         prompt = without.tokenize(without.apply_template(_CODE), begin=True)
         found = compare(without, prompt, greedy_answer(without).tokens, drafted.tokens)
         if not found.agrees:

@@ -310,7 +310,7 @@ def _check_values(table: FlagTable, given: Sequence[Given]) -> None:
         if known.long in _NOT_NEGATIVE and _whole(flag.value, flag.name) < 0:
             raise UsageError(f"{flag.name} {flag.value}: a number from 0 on is expected")
         if known.long == "--parallel" and _whole(flag.value, flag.name) == 0:
-            raise UsageError(f"{flag.name} 0: a server needs a slot")
+            raise UsageError(f"{flag.name} 0: a server needs a slot", hint=f"{flag.name} 1")
 
 
 def check_allowed(table: FlagTable, given: Sequence[Given], verbatim: Sequence[str] = ()) -> None:

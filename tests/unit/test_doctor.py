@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from dflashcpp import doctor, llamacpp, paths
 from dflashcpp.client import Client
 from dflashcpp.server.process import Identity, write_pidfile
+from dflashcpp.stats import Timings
 from tests.support.fake_http import TIMINGS, Script, chat_steps, completion_steps, fake_server
 from tests.support.fake_tools import nvcc, nvidia_smi
 
@@ -196,6 +198,8 @@ def test_a_greedy_text_the_drafter_changes_fails() -> None:
         client = Client(server.url)
         same = doctor.greedy_answer(client)
         assert doctor.greedy_agreement(client, same).state == "ok"
+        resting = replace(same, timings=Timings(1, 1.0, 2, 1.0, drafted=0))
+        assert doctor.greedy_agreement(client, resting).state == "warn"
 
 
 def test_the_command_fails_when_a_check_fails(own_cache: Path) -> None:

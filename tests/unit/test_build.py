@@ -402,8 +402,10 @@ exec /usr/bin/c++ "$@\""""
     compiler = fake_tools.script(tmp_path / "slow", "c++", slow)
     code = (
         "import sys, pathlib; from dflashcpp import knowledge; from dflashcpp.cli.app import run;"
-        "knowledge.root = lambda: pathlib.Path(sys.argv[1]); sys.exit(run(['build', '--no-patches']))"
+        "knowledge.root = lambda: pathlib.Path(sys.argv[1]);"
+        "sys.exit(run(['build', '--no-patches', '--jobs', '1']))"
     )
+    # One job: dash drops a signal that comes while it starts a program, so a second compiler could miss it.
     command = [sys.executable, "-c", code, str(stand_in.knowledge)]
     environment = os.environ | {"CXX": str(compiler)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:

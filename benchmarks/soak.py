@@ -215,7 +215,7 @@ def local(target: Path, drafter: Path, program: Path) -> Iterator[Served]:
 def behind_ssh(target: Path, drafter: Path, program: Path) -> Iterator[Served]:
     """The same behind a real sshd on loopback; either end of the connection can be killed."""
     from dflashcpp.remote.serving import RemoteServer, Wanted, prepare
-    from tests.support.sshd import mentioning, running
+    from tests.support.sshd import running
 
     with (
         tempfile.TemporaryDirectory(prefix="dflashcpp soak ") as folder,
@@ -226,16 +226,11 @@ def behind_ssh(target: Path, drafter: Path, program: Path) -> Iterator[Served]:
         profile = Profile("far", "far", local_port=free_port(), remote_port=free_port())
         wanted = Wanted(words=tuple(words), server=str(program))
 
-        def ssh_clients() -> list[psutil.Process]:
-            return [one for one in mentioning(f"{sshd.folder}/client-") if one.name() == "ssh"]
-
         def cut(chance: random.Random) -> str:
             if chance.random() < 0.5:
                 sshd.signal_sessions(signal.SIGKILL)
                 return "sshd killed"
-            for one in ssh_clients():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    one.kill()
+            sshd.kill_clients()
             return "ssh killed"
 
         with RemoteServer(prepare(profile, sshd.ssh(), wanted)) as server:
@@ -245,7 +240,7 @@ def behind_ssh(target: Path, drafter: Path, program: Path) -> Iterator[Served]:
                 return server.process.pid
 
             yield Served(
-                server.client, pid, lambda: server.watch(restart=True), cut, lambda: len(ssh_clients())
+                server.client, pid, lambda: server.watch(restart=True), cut, lambda: len(sshd.clients())
             )
 
 

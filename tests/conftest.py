@@ -20,10 +20,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+from hypothesis import settings
+
 from dflashcpp import knowledge, llamacpp, pairs
 from dflashcpp.progress import Progress
 from tests.support import stand_in as stand_in_llama
 from tests.support.stand_in import StandIn
+
+# a run says the same each time, and a machine that stalls for 0.2 s is no fault; benchmarks/fuzz draws anew
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.load_profile("suite")
 
 
 class _Talk(Progress):

@@ -13,6 +13,9 @@ import pytest
 from dflashcpp import LlamaServer, pairs
 from dflashcpp.llamacpp import Build
 
+# the scripts say none of this: a long answer on all cores of a busy machine would take minutes
+SHORT = {"LLAMA_ARG_N_PREDICT": "256", "LLAMA_ARG_THREADS": "1"}
+
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +36,7 @@ def test_the_script_of_the_python_page_runs(build_patched: Build, tmp_path: Path
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        env=dict(os.environ),
+        env=os.environ | SHORT,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
@@ -47,7 +50,12 @@ def test_the_script_of_the_readme_runs(build_patched: Build, tmp_path: Path) -> 
     assert found is not None
     (tmp_path / "script.py").write_text(found.group(1))
     done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | SHORT,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout) > 20
@@ -58,7 +66,8 @@ def test_the_openai_package_works_against_our_server(build_patched: Build) -> No
     pair = pairs.load_pair()
     target = pairs.ensure_target(pair)
     drafter = pairs.ensure_drafter(pair, target=target)
-    with LlamaServer(target, drafter, build=build_patched, alias="small", threads=1, ctx_size=1024) as server:
+    flags = {"alias": "small", "threads": 1, "ctx_size": 1024, "spec_draft_adaptive": False}
+    with LlamaServer(target, drafter, build=build_patched, **flags) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any")
         assert client.models.list().data[0].id == "small"
         options = {"model": "small", "temperature": 0, "max_tokens": 24}

@@ -21,6 +21,7 @@ from dflashcpp import Client, DflashError, pairs
 from dflashcpp.client import ClientError
 from dflashcpp.config import Profile
 from dflashcpp.llamacpp import Build
+from dflashcpp.progress import Progress, Task
 from dflashcpp.remote import files, server, tunnel
 from dflashcpp.remote.host import Host
 from dflashcpp.remote.serving import Prepared, RemoteServer, Wanted, prepare
@@ -93,7 +94,8 @@ def made_ready(
 def test_it_serves_the_pair_proves_drafting_and_stops_without_a_trace(
     sshd: Sshd, build_patched: Build, pair: tuple[Path, Path], port: int
 ) -> None:
-    prepared = made_ready(sshd, build_patched, pair, port)
+    # the length is fixed: how many rows go together must not go by the clock where two texts are compared
+    prepared = made_ready(sshd, build_patched, pair, port, "--no-spec-draft-adaptive")
     assert prepared.plan is not None and prepared.plan.fits
     with RemoteServer(prepared) as served:
         assert served.proof is not None and served.proof.drafted > 0
@@ -101,9 +103,7 @@ def test_it_serves_the_pair_proves_drafting_and_stops_without_a_trace(
         near = served.client().complete(PROMPT, n_predict=24, temperature=0)
         over_there = Client(f"http://127.0.0.1:{port}").complete(PROMPT, n_predict=24, temperature=0)
         assert near.text == over_there.text and near.timings is not None
-        assert (
-            near.timings.drafted is not None
-        )  # the adaptive length may choose none; the proof has shown some
+        assert near.timings.drafted
         pid = served.report()["pid"]
         assert psutil.Process(pid).environ()["HOME"] == str(sshd.home)
     assert not psutil.pid_exists(pid)
@@ -166,21 +166,24 @@ def test_a_second_serve_adopts_the_server_and_another_wish_is_refused(
 def test_a_link_cut_in_mid_stream_loses_no_answer_unnoticed(
     sshd: Sshd, build_patched: Build, pair: tuple[Path, Path], port: int, victim: str
 ) -> None:
-    with RemoteServer(made_ready(sshd, build_patched, pair, port)) as served:
-        reference = served.client().complete(PROMPT, n_predict=64, temperature=0, ignore_eos=True)
-        stream = served.client(retries=0).complete(PROMPT, True, n_predict=64, temperature=0, ignore_eos=True)
+    # how many rows go together must not go by the clock where two texts are compared
+    fixed = "--no-spec-draft-adaptive"
+    with RemoteServer(made_ready(sshd, build_patched, pair, port, fixed)) as served:
+        asked = {"n_predict": 400, "temperature": 0, "ignore_eos": True}
+        reference = served.client().complete(PROMPT, **asked)
+        stream = served.client(retries=0).complete(PROMPT, True, **asked)
         text = ""
         with pytest.raises(ClientError):
             for index, piece in enumerate(stream):
                 text += piece.text
                 if index == 3:
                     if victim == "ssh":
-                        [one.kill() for one in mentioning(f"{sshd.folder}/client-") if one.name() == "ssh"]
+                        assert sshd.kill_clients()
                     else:
                         assert sshd.signal_sessions(signal.SIGKILL)
         assert text and reference.text.startswith(text) and len(text) < len(reference.text)
         served.tunnel.wait_ready(60)
-        again = served.client().complete(PROMPT, n_predict=64, temperature=0, ignore_eos=True)
+        again = served.client().complete(PROMPT, **asked)
         assert again.text == reference.text
         assert served.failure() is None
         whole = server.log_bytes(Host(sshd.ssh()), port)
@@ -299,11 +302,9 @@ def test_a_disk_that_fills_up_over_there_is_said_and_the_push_goes_on_later(
         filler, goal = small / "filler", small / "drafter.gguf"
         with pytest.raises(DflashError, match="MiB free"):
             files.push(Host(sshd.ssh()), pair[0], str(goal))
-        filled = threading.Thread(target=_fill_later, args=(small, filler))
-        filled.start()
         with pytest.raises(DflashError, match=r"cannot be written.*No space left|MiB free"):
-            files.push(Host(sshd.ssh()), pair[1], str(goal))
-        filled.join()
+            files.push(Host(sshd.ssh()), pair[1], str(goal), _FillMeanwhile(filler))
+        assert filler.exists()
         assert not goal.exists()
         filler.unlink()
         files.push(Host(sshd.ssh()), pair[1], str(goal))
@@ -312,10 +313,18 @@ def test_a_disk_that_fills_up_over_there_is_said_and_the_push_goes_on_later(
         subprocess.run(["umount", small], check=True)
 
 
-def _fill_later(folder: Path, filler: Path) -> None:
-    """Take the room away once the copy has begun."""
-    eventually(lambda: any(one.stat().st_size for one in folder.glob(".*.part")))
-    subprocess.run(f"cat /dev/zero > '{filler}'", shell=True, capture_output=True)
+class _FillMeanwhile(Progress, Task):
+    """Takes the room away after the first block of a copy."""
+
+    def __init__(self, filler: Path) -> None:
+        self.filler = filler
+
+    def task(self, label: str, total: int | None = None, unit: str = "steps") -> Task:
+        return self if label.startswith("copying") else Task()
+
+    def advance(self, amount: int = 1) -> None:
+        if amount and not self.filler.exists():
+            subprocess.run(f"cat /dev/zero > '{self.filler}'", shell=True, capture_output=True)
 
 
 # -- the commands ----------------------------------------------------------------------------------------

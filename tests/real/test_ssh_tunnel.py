@@ -52,7 +52,7 @@ def eventually(condition: Callable[[], bool], seconds: float = 40.0) -> bool:
 
 
 def ssh_processes(sshd: Sshd) -> list[psutil.Process]:
-    return [one for one in mentioning(f"{sshd.folder}/client-") if one.name() == "ssh"]
+    return sshd.clients()
 
 
 def test_it_becomes_ready_and_leaves_nothing(sshd: Sshd, far: FarServer) -> None:

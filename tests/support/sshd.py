@@ -115,8 +115,20 @@ class Sshd:
         assert self._process is not None
         with contextlib.suppress(psutil.NoSuchProcess):
             below = psutil.Process(self._process.pid).children(recursive=True)
-            return [one for one in below if one.name().startswith("sshd") and one.pid != self._process.pid]
+            return [one for one in below if _name(one).startswith("sshd")]
         return []
+
+    def clients(self) -> list[psutil.Process]:
+        """The ssh processes that were started with a config of `ssh`."""
+        return [one for one in mentioning(f"{self.folder}/client-") if _name(one) == "ssh"]
+
+    def kill_clients(self) -> int:
+        """Kill every `clients`; how many there were."""
+        clients = self.clients()
+        for one in clients:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        return len(clients)
 
     def signal_sessions(self, number: signal.Signals) -> int:
         """Signal every connection's sshd; how many there were."""
@@ -155,6 +167,14 @@ def running(folder: Path, *lines: str) -> Iterator[Sshd]:
         yield made
     finally:
         made.stop()
+
+
+def _name(process: psutil.Process) -> str:
+    """Empty when it has ended meanwhile."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def mentioning(word: str) -> list[psutil.Process]:

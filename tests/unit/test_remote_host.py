@@ -155,7 +155,7 @@ def test_a_script_that_hangs_ends_with_our_patience(far: Host, own_script: Calla
 def test_a_script_on_the_far_side_ends_when_our_end_is_killed(fake: FakeSsh, tmp_path: Path) -> None:
     code = (
         "from dflashcpp.remote import host; from dflashcpp.remote.command import Ssh\n"
-        "host.script = lambda name: 'exec sleep 4712.25'\n"
+        "host.script = lambda name: 'exec sleep 4712' + '.25'\n"
         "host.Host(Ssh('far')).run('x', timeout=None)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], env=fake.environment())
@@ -418,10 +418,14 @@ def test_the_log_is_followed_over_broken_links_to_the_servers_end(far: Host, fak
     server.start(far, 9001, [_program(fake.home, text)], _facts())
     pieces: list[bytes] = []
     stream = server.LogStream(far, 9001, pieces.append).start()
-    for _ in range(3):
-        time.sleep(0.7)
-        for process in _named(f"{fake.folder}/ssh"):
-            process.kill()
+    cut = 0
+    while cut < 3 and not stream.ended.is_set():
+        time.sleep(0.5)
+        for process in psutil.Process().children():
+            if _home_of(process) == fake.home:
+                process.kill()
+                cut += 1
+    assert cut
     assert stream.ended.wait(20)
     assert b"".join(pieces).decode().splitlines() == [f"line {i}" for i in range(40)]
     assert stream.process is not None and stream.process.returncode == -signal.SIGKILL

@@ -4,7 +4,8 @@ Verifying several rows together rounds differently from evaluating one row, so w
 tokens equally likely either may win. Whether it was such a tie is measured, not assumed: the target gives
 its log-probabilities of both tokens there, and the size of its rounding on this very text (the same tokens
 evaluated one at a time and a few together). Two log-probabilities that each move by the rounding can change
-places when they are no more than twice the rounding apart.
+places when they are no more than twice the rounding apart. Rounding is measured at eight places at least:
+where texts part early, the target's own text goes on behind that, past its end if need be.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dflashcpp.errors import DflashError
 
 _TOP = 8
 _STRIDE = 5
+_LEAST_ROWS = 8 * _STRIDE + 1
 _NEAR = 3.0
 
 
@@ -73,9 +75,11 @@ def compare(client: Client, prompt: Sequence[int], plain: Sequence[int], drafted
     at = first_difference(plain, drafted)
     if at is None:
         return Agreement("identical")
-    rows = _one_at_a_time(client, prompt, plain, at)
+    tokens, rows = _one_at_a_time(client, prompt, plain, at)
     ours, theirs = _candidate(client, rows[at], plain, at), _candidate(client, rows[at], drafted, at)
-    rounding, positions = _rounding(client, prompt, plain, rows)
+    if len(rows) < _LEAST_ROWS:
+        tokens, rows = _evaluated(client, prompt, _LEAST_ROWS, ignore_eos=True)
+    rounding, positions = _rounding(client, prompt, tokens, rows)
     if ours.logprob is None or theirs.logprob is None:
         return Agreement("different", at, ours, theirs, None, rounding, positions)
     gap = abs(ours.logprob - theirs.logprob)
@@ -93,20 +97,33 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 def _one_at_a_time(
     client: Client, prompt: Sequence[int], tokens: Sequence[int], at: int
-) -> list[dict[int, float]]:
-    """Log-probabilities of the likeliest tokens at each place up to `at`, each row evaluated on its own."""
-    answer = client.complete(
-        prompt, n_predict=at + 1, temperature=0, n_probs=_TOP, cache_prompt=False, return_tokens=True
-    )
-    rows = [_likeliest(row) for row in answer.probabilities]
-    if list(answer.tokens[:at]) != list(tokens[:at]):
+) -> tuple[list[int], list[dict[int, float]]]:
+    """`_evaluated` up to `at` at least, and sure to be the answer that is compared."""
+    again, rows = _evaluated(client, prompt, max(at + 1, _LEAST_ROWS))
+    if again[:at] != list(tokens[:at]):
         raise DflashError(
             "the server without a drafter gave another greedy answer the second time",
             hint="it is not deterministic on this machine: texts cannot be compared",
         )
     if len(rows) <= at:
         raise DflashError(f"{client.url} tells no log-probabilities (n_probs)")
-    return rows
+    return again, rows
+
+
+def _evaluated(
+    client: Client, prompt: Sequence[int], rows: int, **options: Any
+) -> tuple[list[int], list[dict[int, float]]]:
+    """The greedy answer, and the likeliest tokens' log-probabilities at each place, each row on its own."""
+    answer = client.complete(
+        prompt,
+        n_predict=rows,
+        temperature=0,
+        n_probs=_TOP,
+        cache_prompt=False,
+        return_tokens=True,
+        **options,
+    )
+    return list(answer.tokens), [_likeliest(row) for row in answer.probabilities]
 
 
 def _likeliest(row: Mapping[str, Any]) -> dict[int, float]:

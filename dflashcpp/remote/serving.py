@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dflashcpp.memory.engine import EngineMemory
 
 _UP_SECONDS = 120.0
+_LAST_LINES_SECONDS = 5.0
 _MAX_FAILED_STARTS = 5
 _STEADY_SECONDS = 300.0
 _PROOF_TRIES = 5
@@ -318,7 +319,8 @@ class RemoteServer:
             client, nonce, self.log, ended=self.failure, stall=self._stall, progress=self._progress
         )
         if self.launch.draft is not None:
-            self.proof = readiness.prove_drafting(client, self.failure, may_rest=self.adopted)
+            rests = self.adopted or self.proof is not None
+            self.proof = readiness.prove_drafting(client, self.failure, may_rest=rests)
         self._account()
 
     def _account(self) -> None:
@@ -407,7 +409,10 @@ class RemoteServer:
         """End the server there, tunnel and log. Raises DflashError when it could not be reached."""
         self.tunnel.close()
         try:
-            return server.stop(self.host, self.launch.port)
+            found = server.stop(self.host, self.launch.port)
+            if self._stream:
+                self._stream.ended.wait(_LAST_LINES_SECONDS)
+            return found
         except DflashError as error:
             raise DflashError(
                 f"the server on {self.host.name} may still run: {error.message}",

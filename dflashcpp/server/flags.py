@@ -18,6 +18,7 @@ from pathlib import Path
 from dflashcpp.errors import DflashError, UsageError
 
 _TEXT_COLUMN = 40
+_YES_OR_NO = frozenset({"on", "off", "yes", "no", "true", "false", "enabled", "disabled", "0", "1"})
 _OPTIONAL = re.compile(r"^\[.*\]$")
 
 
@@ -155,8 +156,12 @@ class FlagTable:
             name, value = word, ""
         flag = self.check(name)
         if flag.value is None:
-            if equals:
-                raise UsageError(f"{name} takes no value, but '{value}' was given")
+            if equals or (rest and rest[0].lower() in _YES_OR_NO):
+                off = next((one for one in flag.names if one.startswith("--no-")), None)
+                raise UsageError(
+                    f"{name} takes no value, but '{value if equals else rest[0]}' was given",
+                    hint=f"{off} turns it off" if off else None,
+                )
             return Given(name)
         if equals:
             return Given(name, value)

@@ -206,7 +206,7 @@ class LlamaServer:
 
     def start(self) -> LlamaServer:
         """Start, wait until ready, prove drafting. Raises DflashError; the child is ended then."""
-        self.stopped = False
+        self.stopped, self.proof = False, None
         try:
             return self.start_again()
         except BaseException:
@@ -241,7 +241,8 @@ class LlamaServer:
             progress=self._progress,
         )
         if self.launch.draft is not None:
-            self.proof = readiness.prove_drafting(client, self.failure)
+            again = self.proof is not None
+            self.proof = readiness.prove_drafting(client, self.failure, may_rest=again)
         self._memory = self._read_memory(client)
         self._watch_memory()
 

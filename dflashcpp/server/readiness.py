@@ -134,7 +134,8 @@ def prove_drafting(
 ) -> Proof:
     """Generate until a draft was made. Raises DflashError when no drafter is attached or none drafts.
 
-    `may_rest`: the server has been at work, so an adaptive length may have found that drafting does not pay.
+    `may_rest`: the server has been at work, or was started again and clients that waited came first, so an
+    adaptive length may have found that drafting does not pay.
     """
     attached = client.speculative()
     if attached is False:

@@ -9,6 +9,7 @@
     slow_log      seconds between the log lines
     speculative   what /slots says; drafted: what timings say
     die_at        number of the generation request it dies at, "exit N" or "signal N" in `death`
+    rests_after   from which start on an adaptive length has found that drafting does not pay
     alias         what it calls itself (left out: what it was told)
     refuse        {path: [status, text]}
     starts        a file: a line is added at each start, with the argv as JSON
@@ -173,15 +174,17 @@ def main(argv: list[str]) -> None:
     elif then != "serve":
         _end(then)
     else:
-        _serve(plan, arguments)
+        _serve(plan, arguments, rests=number > plan.get("rests_after", 10**9))
 
 
-def _serve(plan: dict[str, Any], arguments: list[str]) -> None:
+def _serve(plan: dict[str, Any], arguments: list[str], rests: bool) -> None:
     from tests.support.fake_http import TIMINGS, FakeServer, Script, completion_steps
 
     drafted = plan.get("drafted", 8 if "--model-draft" in arguments else None)
     timings = {key: value for key, value in TIMINGS.items() if not key.startswith("draft")}
-    if drafted:
+    if rests:
+        timings |= {"draft_n": 0, "draft_n_accepted": 0, "draft_n_steps_per_len": [23]}
+    elif drafted:
         timings |= {"draft_n": drafted, "draft_n_accepted": drafted // 2}
     speculative = plan.get("speculative", "--model-draft" in arguments)
     script = Script(

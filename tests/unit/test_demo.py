@@ -17,16 +17,20 @@ from tests.support.fake_http import Script, completion_steps, event, fake_server
 PLAIN = [1, 2, 3, 4, 5, 6, 7]
 
 
-def target(plain: list[int], *, second: dict[int, float], together: float, alone: float = -0.7) -> Script:
+def target(
+    plain: list[int], *, second: dict[int, float], together: float, alone: float = -0.7, late: bool = False
+) -> Script:
     """A target whose greedy answer is `plain`; `second` are its other candidates where the texts part.
 
-    Evaluated a few rows together, its log-probabilities move by `together`.
+    Evaluated a few rows together, its log-probabilities move by `together`; `late`: behind its answer only.
     """
 
     def complete(body: dict[str, Any]) -> list[Any]:
         count = body["n_predict"]
-        moved = together if body["cache_prompt"] else 0.0
         first = len(body["prompt"]) - 1
+        moved = together if body["cache_prompt"] and (not late or first >= len(plain)) else 0.0
+        ends = len(plain) + 1 - first
+        count = count if body.get("ignore_eos") or body["cache_prompt"] else min(count, ends)
         rows = []
         for index in range(first, first + count):
             top = {plain[index] if index < len(plain) else 99: alone, **second}
@@ -34,7 +38,7 @@ def target(plain: list[int], *, second: dict[int, float], together: float, alone
             rows.append({"id": plain[index] if index < len(plain) else 99, "top_logprobs": likely})
         row = {
             "content": "",
-            "tokens": plain[first : first + count],
+            "tokens": [row["id"] for row in rows],
             "stop": False,
             "completion_probabilities": rows,
         }
@@ -77,6 +81,12 @@ def test_a_gap_within_the_measured_rounding_is_a_tie_with_both_log_probabilities
     assert found.gap == pytest.approx(0.01)
     assert found.rounding == pytest.approx(0.01)
     assert "a tie at token 2" in found.text()
+
+
+def test_rounding_is_measured_at_enough_places_wherever_texts_part() -> None:
+    for drafted in ([8], [1, 8], [1, 2, 3, 4, 5, 6, 8]):
+        found = verdict(target(PLAIN, second={8: -0.71}, together=0.01, late=True), drafted)
+        assert (found.verdict, found.positions) == ("tie", 9)
 
 
 def test_a_gap_above_the_rounding_is_a_fault() -> None:

@@ -90,8 +90,13 @@ def test_each_build_has_its_own_flags() -> None:
 
 
 def test_a_switch_takes_no_value() -> None:
-    with pytest.raises(UsageError, match="takes no value"):
-        NEW.split(["--metrics=1"])
+    for words in (["--metrics=1"], ["--slots", "yes", "-c", "1"], ["--no-slots", "OFF"], ["--slots", "0"]):
+        with pytest.raises(UsageError, match="takes no value"):
+            NEW.split(words)
+    with pytest.raises(UsageError, match="'yes' was given") as caught:
+        NEW.split(["--slots", "yes"])
+    assert caught.value.hint == "--no-slots turns it off"
+    assert NEW.split(["--slots", "small-pair"]).words == ("small-pair",)
 
 
 def test_python_names_become_flags() -> None:

@@ -87,15 +87,15 @@ def test_a_server_is_ready_after_a_token_and_a_draft_and_ends_with_the_block(mad
 
 
 def test_loading_is_waited_for_as_long_as_it_shows_progress(made: Made) -> None:
-    with made(health=[503] * 20 + [200], options={"stall": 0.5}) as server:
+    with made(health=[503] * 80 + [200], options={"stall": 3}) as server:
         assert server.client().health() == "ready"
-    with made(log=["."] * 15, slow_log=0.1, options={"stall": 0.6}) as server:
+    with made(log=["."] * 15, slow_log=0.3, options={"stall": 3}) as server:
         assert server.client().health() == "ready"
 
 
 def test_silence_is_not_waited_for(made: Made) -> None:
-    server = made(log=["I srv load_model: loading model 'x'"], then="hang", options={"stall": 0.5})
-    with pytest.raises(DflashError, match=r"no sign of life for 0.5 s; its last line: I srv load_model"):
+    server = made(log=["I srv load_model: loading model 'x'"], then="hang", options={"stall": 3})
+    with pytest.raises(DflashError, match=r"no sign of life for 3 s; its last line: I srv load_model"):
         server.start()
     assert server.returncode is not None
 
@@ -258,6 +258,19 @@ def test_it_is_started_again_and_the_reason_is_kept(made: Made) -> None:
     assert len(fake.starts(made.starts)) == 2
 
 
+def test_clients_that_came_first_may_have_found_after_a_restart_that_drafting_does_not_pay(
+    made: Made,
+) -> None:
+    server = made(rests_after=1).start()
+    os.kill(server.pid, signal.SIGKILL)
+    wait_for(lambda: server.returncode is not None)
+    server.start_again()
+    assert server.proof is not None and server.proof.drafted == 0
+    server.stop()
+    with pytest.raises(DflashError, match="made no draft"):
+        server.start()
+
+
 def _watch(server: LlamaServer, said: list[str], **options: Any) -> None:
     try:
         supervise.watch(server, say=said.append, **options)
@@ -302,9 +315,12 @@ def test_a_signal_ends_the_child_and_only_the_first_one_counts(made: Made, name:
     number = getattr(signal, name)
     before = signal.getsignal(number)
     server = made()
-    with supervise.Signals(), pytest.raises(supervise.Told) as caught, server:
-        threading.Timer(0.1, lambda: (os.kill(os.getpid(), number), os.kill(os.getpid(), number))).start()
-        supervise.watch(server)
+    twice = threading.Timer(0.1, lambda: (os.kill(os.getpid(), number), os.kill(os.getpid(), number)))
+    with supervise.Signals():
+        with pytest.raises(supervise.Told) as caught, server:
+            twice.start()
+            supervise.watch(server)
+        twice.join()
     assert caught.value.number == number
     assert server.returncode == 0
     assert signal.getsignal(number) is before

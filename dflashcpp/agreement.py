@@ -4,7 +4,7 @@ Verifying several rows together rounds differently from evaluating one row, so w
 tokens equally likely either may win. Whether it was such a tie is measured, not assumed: the target gives
 its log-probabilities of both tokens there, and the size of its rounding on this very text (the same tokens
 evaluated one at a time and a few together). Two log-probabilities that each move by the rounding can change
-places when they are no more than twice the rounding apart. Rounding is measured at eight places at least:
+places when they are no more than twice the rounding apart. Rounding is measured at nine places at least:
 where texts part early, the target's own text goes on behind that, past its end if need be.
 """
 

@@ -304,7 +304,10 @@ def greedy_agreement(without: Client, drafted: Answer) -> Check:
     def look() -> str | Check:
         if drafted.timings is not None and drafted.timings.drafted == 0:
             return Check(
-                "greedy text", WARN, "nothing was drafted, so nothing is proved", "--no-spec-draft-adaptive"
+                "greedy text",
+                WARN,
+                "nothing was drafted, so nothing is proved",
+                "serve it with --no-spec-draft-adaptive and look again",
             )
         prompt = without.tokenize(without.apply_template(_CODE), begin=True)
         found = compare(without, prompt, greedy_answer(without).tokens, drafted.tokens)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from dflashcpp.remote import command, tunnel
@@ -51,15 +50,11 @@ def eventually(condition: Callable[[], bool], seconds: float = 40.0) -> bool:
     return condition()
 
 
-def ssh_processes(sshd: Sshd) -> list[psutil.Process]:
-    return sshd.clients()
-
-
 def test_it_becomes_ready_and_leaves_nothing(sshd: Sshd, far: FarServer) -> None:
     with Tunnel(sshd.ssh(), 0, far.port) as made:
         assert made.wait_ready(60).model == "tiny"
-        assert len(ssh_processes(sshd)) == 1
-    assert not ssh_processes(sshd) and eventually(lambda: not sshd.sessions())
+        assert len(sshd.clients()) == 1
+    assert not sshd.clients() and eventually(lambda: not sshd.sessions())
 
 
 @pytest.mark.parametrize(
@@ -79,7 +74,7 @@ def test_each_fault_of_the_way_there_is_named(
     with Tunnel(sshd.ssh(*lines, key=key), 0, far.port, patience=0) as made:
         report = made.wait_end(60)
     assert report is not None and report.state == state and report.hint, report
-    assert not ssh_processes(sshd)
+    assert not sshd.clients()
 
 
 def test_an_unknown_host_key_is_neither_accepted_nor_written(
@@ -151,7 +146,7 @@ def test_it_recovers_from_each_end_dying_or_freezing(sshd: Sshd, far: FarServer,
     seen: list[Report] = []
     with Tunnel(sshd.ssh(), 0, far.port, seen.append) as made:
         made.wait_ready(60)
-        (first,) = ssh_processes(sshd)
+        (first,) = sshd.clients()
         frozen = []
         if victim == "ssh":
             first.kill()
@@ -168,11 +163,11 @@ def test_it_recovers_from_each_end_dying_or_freezing(sshd: Sshd, far: FarServer,
             sshd.start()
         assert eventually(lambda: tunnel.LOST in [one.state for one in seen]), seen
         assert eventually(lambda: made.report.state == tunnel.READY), made.report
-        (second,) = ssh_processes(sshd)
+        (second,) = sshd.clients()
         assert second.pid != first.pid
         for one in frozen:
             one.resume()
-    assert eventually(lambda: not ssh_processes(sshd) and not sshd.sessions())
+    assert eventually(lambda: not sshd.clients() and not sshd.sessions())
 
 
 def test_a_frozen_server_is_half_open_and_comes_back(sshd: Sshd, far: FarServer) -> None:
@@ -180,10 +175,10 @@ def test_a_frozen_server_is_half_open_and_comes_back(sshd: Sshd, far: FarServer)
         made.wait_ready(60)
         far.state = "silent"
         assert eventually(lambda: made.report.state == tunnel.HALF_OPEN)
-        (before,) = ssh_processes(sshd)
+        (before,) = sshd.clients()
         far.state = "ready"
         made.wait_ready(30)
-        assert ssh_processes(sshd) == [before], "a server that hangs is no reason to cut other streams"
+        assert sshd.clients() == [before], "a server that hangs is no reason to cut other streams"
 
 
 def test_a_hung_server_is_told_from_a_dead_link(
